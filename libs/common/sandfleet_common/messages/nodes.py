@@ -1,0 +1,89 @@
+"""What scheduler and nodes say to each other."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from .base import Message, Request
+from .sandboxes import Outcome, SandboxSpec
+
+
+class NodeState(StrEnum):
+    """Whether a node takes new sandboxes."""
+
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class NodeCapacity(Message):
+    """Amounts of what a node has, or of what its sandboxes asked for."""
+
+    sandboxes: int
+    cpu: float
+    memory_bytes: int
+    disk_bytes: int
+
+
+class NodeBeat(Message):
+    """A node's heartbeat, every second."""
+
+    node: str
+    boot: str
+    """Changes when the node service starts anew."""
+    sequence: int
+    at: float
+    state: NodeState
+    runtimes: list[str]
+    environments: list[str]
+    capacity: NodeCapacity
+    """Physical amounts times the overcommit ratio."""
+    requested: NodeCapacity
+    """The sum over its live sandboxes."""
+    starting: int
+    starting_limit: int
+    memory_available_bytes: int
+    load_per_core: float
+    disk_free_bytes: int
+    refusing: str | None = None
+    """Why it would refuse a sandbox now; None when it would not."""
+
+
+class NodeCreateItem(Message):
+    """One sandbox for a node to create."""
+
+    sandbox_id: str
+    spec: SandboxSpec
+    job_id: str | None = None
+    slot: int | None = None
+    requested_at: float
+    deadline_at: float
+
+
+class NodeCreate(Request):
+    """A batch for one node; the same ids again give the same outcomes."""
+
+    items: list[NodeCreateItem] = Field(min_length=1, max_length=256)
+
+
+class NodeCreated(Message):
+    """An outcome for each item, sent when all are decided."""
+
+    outcomes: list[Outcome]
+
+
+class NodeDrain(Request):
+    """Take no new sandboxes (or take them again)."""
+
+    draining: bool = True
+
+
+class NodeList(Request):
+    """Ask for the nodes that are alive."""
+
+
+class NodePage(Message):
+    """The latest heartbeat of each node that is alive."""
+
+    nodes: list[NodeBeat]

@@ -1,0 +1,1 @@
+"""Sandfleet: sandboxes for agents in training and evaluation."""
