@@ -1,0 +1,117 @@
+/* Limits, ids and namespaces: how the child stops being root of the host. */
+#include "launch/sandbox.h"
+
+#include "common/sys.h"
+#include "launch/caps.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/keyctl.h>
+#include <net/if.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+/* The agent goes last when the sandbox runs out of memory, where the host allows that. A command
+ * starts with the score at 0 again (agent/child.c). */
+static bool lower_oom_score(void)
+{
+	AUTO_CLOSE int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+
+	return fd >= 0 && write(fd, "-1000", 5) == 5;
+}
+
+int step_limits(struct plan *plan)
+{
+	struct rlimit core = { 0, 0 }, files;
+
+	if (getrlimit(RLIMIT_NOFILE, &files))
+		return -errno;
+	/* More than the launcher's own limit takes a capability that it may lack. */
+	files.rlim_max = MIN(files.rlim_max, plan->nofile);
+	files.rlim_cur = files.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &files) || setrlimit(RLIMIT_CORE, &core))
+		return -errno;
+	plan->has_lowered_oom = lower_oom_score();
+	return 0;
+}
+
+int step_user(struct plan *plan)
+{
+	if (setns(plan->userns, CLONE_NEWUSER))
+		return -errno;
+	/* Straight to the kernel: C libraries would look for threads to tell. */
+	if (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, 0, 0, 0) ||
+	    syscall(SYS_setresuid, 0, 0, 0))
+		return -errno;
+	/* Left without a capability over the old session, so that nobody inside inherits it. */
+	if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0 && errno != ENOSYS)
+		return -errno;
+	return 0;
+}
+
+static int bring_loopback_up(void)
+{
+	AUTO_CLOSE int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	struct ifreq request = { .ifr_name = "lo" };
+
+	if (fd < 0)
+		return -errno;
+	request.ifr_flags = IFF_UP | IFF_RUNNING;
+	return ioctl(fd, SIOCSIFFLAGS, &request) ? -errno : 0;
+}
+
+/* Made after entering the user namespace, which thereby owns them. */
+int step_namespaces(struct plan *plan)
+{
+	if (unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | SF_CLONE_NEWCGROUP))
+		return -errno;
+	if (sethostname(plan->hostname, strlen(plan->hostname)))
+		return -errno;
+	return bring_loopback_up();
+}
+
+static int write_if_missing(const char *path, const char *text)
+{
+	AUTO_CLOSE int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0644);
+
+	if (fd < 0)
+		return errno == EEXIST || errno == ENOTDIR || errno == ELOOP ? 0 : -errno;
+	return write(fd, text, strlen(text)) < 0 ? -errno : 0;
+}
+
+/* Files that programs expect and bare layers lack. Done as the sandbox's root, after the pivot:
+ * whatever links lie about lead nowhere but into the sandbox. */
+int step_files(struct plan *plan)
+{
+	int status;
+
+	umask(0);
+	if (mkdir("/etc", 0755) && errno != EEXIST)
+		return -errno;
+	if (mkdir("/tmp", 01777) && errno != EEXIST)
+		return -errno;
+	status = write_if_missing("/etc/hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost\n");
+	if (status == 0)
+		status = write_if_missing("/etc/hostname", plan->hostname);
+	if (status == 0)
+		status = write_if_missing("/etc/resolv.conf", "");
+	return status;
+}
+
+int step_privileges(struct plan *plan)
+{
+	(void)plan;
+	int status = caps_reduce();
+
+	if (status < 0)
+		return status;
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+		return -errno;
+	/* After the last change of ids, which clears it: with the launcher its sandboxes go. */
+	return prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) ? -errno : 0;
+}

@@ -1,0 +1,47 @@
+/* From a forked child of the launcher to pid 1 of a sandbox: the plan and its steps. */
+#ifndef SF_SANDBOX_H
+#define SF_SANDBOX_H
+
+#include "launch/launcher.h"
+
+enum device { DEV_NULL, DEV_ZERO, DEV_FULL, DEV_RANDOM, DEV_URANDOM, DEV_TTY, DEVICES };
+
+/* Everything the child needs, as the launcher has checked it. Strings point into the request. */
+struct plan {
+	const char *hostname, *upper, *work, *cgroup2;
+	const char *cgroups[CGROUPS_MAX];
+	unsigned int cgroup_count;
+	unsigned int lowers[LOWERS_MAX];
+	unsigned int lower_count;
+	uid_t uid;                /* host id of the sandbox's root, user and group */
+	unsigned long nofile;
+	int channel, status, userns; /* descriptors, at their slots */
+	int cgroup;               /* the sandbox's v2 directory, opened by the child, or -1 */
+	int devices[DEVICES];     /* detached mounts of the host's device nodes */
+	int empty;                /* and of the launcher's empty directory */
+	bool has_lowered_oom;     /* see privileges.c */
+	void *packet;             /* the request, unmapped before anything of the sandbox runs */
+	struct failure failure;
+};
+
+/* Runs every step and then the agent. Never returns. */
+__attribute__((noreturn)) void sandbox_become(struct plan *plan);
+
+/* A step returns 0, or -errno after filling in plan->failure (else a general sentence is used). */
+int step_cgroups(struct plan *plan);      /* cgroups.c */
+int step_layers(struct plan *plan);       /* rootfs.c */
+int step_overlay(struct plan *plan);
+int step_pivot(struct plan *plan);
+int step_devices(struct plan *plan);      /* mounts.c: taken before the pivot, placed after it */
+int step_proc(struct plan *plan);
+int step_dev(struct plan *plan);
+int step_sys(struct plan *plan);
+int step_masks(struct plan *plan);        /* masks.c */
+int step_limits(struct plan *plan);       /* privileges.c */
+int step_user(struct plan *plan);
+int step_namespaces(struct plan *plan);
+int step_files(struct plan *plan);
+int step_privileges(struct plan *plan);
+int step_seccomp(struct plan *plan);      /* seccomp.c */
+
+#endif
