@@ -105,7 +105,8 @@ class Health:
     def __init__(self) -> None:
         self.is_ready = False
         self.checks: dict[str, Callable[[], str | None]] = {}
-        """Name to a function that returns None, or what is wrong."""
+        """Name to a function that returns None, or what is wrong. Those two that most services
+        have are called `bus` and `store`."""
 
     def problems(self) -> dict[str, str]:
         """Return what is wrong now, by check."""

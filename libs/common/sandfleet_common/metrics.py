@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from .lifecycle import Health
 
@@ -51,9 +53,33 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+class HealthMetrics(Collector):
+    """A service's health as metrics, the same names for all: `sandfleet_health_ready`, and
+    `sandfleet_health_check` for each of its checks (1: fine, 0: not).
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Run the checks and return what they say."""
+        yield GaugeMetricFamily(
+            "sandfleet_health_ready", "1 when requests are taken", value=self._health.is_ready
+        )
+        problems = self._health.problems()
+        checks = GaugeMetricFamily(
+            "sandfleet_health_check", "1 when the check finds nothing wrong", labels=["check"]
+        )
+        for name in self._health.checks:
+            checks.add_metric([name], name not in problems)
+        yield checks
+
+
 @asynccontextmanager
 async def exposed(metrics: Metrics, health: Health, *, host: str, port: int) -> AsyncGenerator[int]:
     """Serve /metrics, /healthz and /readyz while the block runs; yields the port.
+
+    What `health` says is among the metrics (see HealthMetrics).
 
     The server speaks just enough HTTP/1.1 for a scraper: one GET per connection.
     """
@@ -80,8 +106,13 @@ async def exposed(metrics: Metrics, health: Health, *, host: str, port: int) -> 
             writer.close()
 
     server = await asyncio.start_server(on_connection, host, port, limit=16_384)
-    async with server:
-        yield int(server.sockets[0].getsockname()[1])
+    by_health = HealthMetrics(health)
+    metrics.registry.register(by_health)
+    try:
+        async with server:
+            yield int(server.sockets[0].getsockname()[1])
+    finally:
+        metrics.registry.unregister(by_health)
 
 
 def _respond(request: bytes, page: Callable[[], bytes], health: Health) -> tuple[str, str, bytes]:
