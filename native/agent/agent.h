@@ -75,6 +75,7 @@ struct agent {
 	struct upload *uploads[SF_WRITES_MAX];
 	struct watch *watches;
 	unsigned int watch_count;
+	bool watches_wait;            /* for room among the replies */
 	uint32_t *lingering;          /* command cgroups that still hold processes */
 	size_t lingering_count, lingering_room;
 	struct settled {

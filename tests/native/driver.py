@@ -415,6 +415,7 @@ def remove_group(group: Path) -> None:
                 path.rmdir()
         with suppress(OSError):
             group.rmdir()
+            return
         if time.monotonic() > deadline:
             raise TimeoutError(f"{group} does not empty")
         time.sleep(0.01)
