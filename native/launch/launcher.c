@@ -14,14 +14,12 @@
 #include "launch/launcher.h"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -201,39 +199,6 @@ static void on_listener(struct source *source, uint32_t events)
 
 /* ---- start ---- */
 
-static void own_mounts(void)
-{
-	if (unshare(CLONE_NEWNS))
-		die("cannot make a mount namespace");
-	/* Slave, not private: what the host mounts later (a store of layers, say) appears here, and
-	 * what it unmounts goes; nothing that happens here is seen by the host. */
-	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
-		die("cannot set the propagation of mounts");
-}
-
-/* The launcher's tmpfs and working directory; children find their mount points in it. */
-static void make_stage(struct launcher *l)
-{
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d/mounts", l->run_dir);
-	if (mkdirat(l->run_dir, "mounts", 0700) && errno != EEXIST)
-		die("cannot make %s/mounts", l->options.run_dir);
-	if (mount("sandfleet", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0700") || chdir(path))
-		die("cannot mount a tmpfs");
-	if (mkdir("layers", 0700) || mkdir("stage", 0700) || mkdir("stage/root", 0700) ||
-	    mkdir("empty", 0755))
-		die("cannot prepare the stage");
-	for (int i = 0; i < LOWERS_MAX; i++) {
-		snprintf(path, sizeof(path), "stage/l%d", i);
-		if (mkdir(path, 0700))
-			die("cannot prepare the stage");
-	}
-	if (mount("sys", "empty", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC,
-		  "size=4k,nr_inodes=1,mode=0555"))
-		die("cannot mount an empty directory");
-}
-
 static void reserve_slots(struct launcher *l)
 {
 	l->null = fcntl(open("/dev/null", O_RDWR | O_CLOEXEC), F_DUPFD_CLOEXEC, SLOT_END);
@@ -289,12 +254,12 @@ static struct launcher *start(const struct options *options)
 	l->orphan_since_ms = now_ms();
 	raise_limits();
 	reserve_slots(l);
-	own_mounts();
+	stage_own_mounts();
 	/* Only now: nothing can be mounted below a directory of the old namespace. */
 	l->run_dir = open(options->run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (l->run_dir < 0)
 		die("cannot open %s", options->run_dir);
-	make_stage(l);
+	stage_make(l->run_dir);
 	l->epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (l->epoll < 0 || source_add(l->epoll, &l->listener, listen_in(l->run_dir), EPOLLIN) < 0)
 		die("cannot watch the socket");

@@ -140,6 +140,10 @@ int layer_remove(struct launcher *l, const char *digest, struct failure *failure
 int layer_find(const struct launcher *l, const char *digest);
 void layers_unmount(struct launcher *l);
 
+/* stage.c: what is prepared once; both end the launcher when they fail. */
+void stage_own_mounts(void);
+void stage_make(int run_dir);
+
 /* userns.c: a descriptor that the cache owns, or a negative errno. */
 int userns_get(struct launcher *l, unsigned long base, unsigned long count);
 

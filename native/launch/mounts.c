@@ -9,23 +9,12 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 
-static const char *const device_names[DEVICES] = {
-	[DEV_NULL] = "null",       [DEV_ZERO] = "zero",       [DEV_FULL] = "full",
-	[DEV_RANDOM] = "random",   [DEV_URANDOM] = "urandom", [DEV_TTY] = "tty",
-};
-
-int step_devices(struct plan *plan)
+/* Clones of the launcher's, taken while they can still be named. */
+int step_prepared(struct plan *plan)
 {
-	char path[32];
-
-	for (int i = 0; i < DEVICES; i++) {
-		snprintf(path, sizeof(path), "/dev/%s", device_names[i]);
-		plan->devices[i] = sys_open_tree(AT_FDCWD, path, SF_OPEN_TREE_CLONE);
-		if (plan->devices[i] < 0)
-			return fail(&plan->failure, errno, "devices", "this host has no %s", path);
-	}
+	plan->dev = sys_open_tree(AT_FDCWD, "../dev", SF_OPEN_TREE_CLONE | SF_AT_RECURSIVE);
 	plan->empty = sys_open_tree(AT_FDCWD, "../empty", SF_OPEN_TREE_CLONE);
-	return plan->empty < 0 ? -errno : 0;
+	return plan->dev < 0 || plan->empty < 0 ? -errno : 0;
 }
 
 /* Makes a directory of the sandbox's root where none is. The layers and the upper directory may
@@ -83,37 +72,6 @@ int step_proc(struct plan *plan)
 			 SF_MOUNT_ATTR_NOSUID | SF_MOUNT_ATTR_NODEV | SF_MOUNT_ATTR_NOEXEC, NULL, 0);
 }
 
-static int place_devices(struct plan *plan)
-{
-	char path[32];
-
-	for (int i = 0; i < DEVICES; i++) {
-		snprintf(path, sizeof(path), "/dev/%s", device_names[i]);
-		AUTO_CLOSE int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
-
-		if (fd < 0 || sys_move_mount(plan->devices[i], AT_FDCWD, path))
-			return -errno;
-		close_and_forget(&plan->devices[i]);
-	}
-	return 0;
-}
-
-static int place_links(struct plan *plan)
-{
-	static const char *const links[][2] = {
-		{ "/proc/self/fd", "/dev/fd" },
-		{ "/proc/self/fd/0", "/dev/stdin" },
-		{ "/proc/self/fd/1", "/dev/stdout" },
-		{ "/proc/self/fd/2", "/dev/stderr" },
-		{ "pts/ptmx", "/dev/ptmx" },
-	};
-
-	for (size_t i = 0; i < COUNT(links); i++)
-		if (symlink(links[i][0], links[i][1]) || lchown(links[i][1], plan->uid, plan->uid))
-			return -errno;
-	return 0;
-}
-
 /* Terminals, and shared memory, both new for each sandbox. */
 static int place_dev_mounts(struct plan *plan)
 {
@@ -130,8 +88,6 @@ static int place_dev_mounts(struct plan *plan)
 	};
 	int status;
 
-	if (mkdir("/dev/pts", 0755) || mkdir("/dev/shm", 0755))
-		return -errno;
 	status = mount_new("devpts", "/dev/pts", SF_MOUNT_ATTR_NOSUID | SF_MOUNT_ATTR_NOEXEC, pts,
 			   COUNT(pts));
 	if (status < 0)
@@ -142,26 +98,13 @@ static int place_dev_mounts(struct plan *plan)
 
 int step_dev(struct plan *plan)
 {
-	char uid[16];
 	int status = place(plan, "/dev");
 
-	snprintf(uid, sizeof(uid), "%u", plan->uid);
-	const struct setting dev[] = {
-		{ "size", "1m" }, { "nr_inodes", "1024" }, { "mode", "0755" },
-		{ "uid", uid },   { "gid", uid },
-	};
-
-	/* Not MS_NODEV, for the devices bound below; mknod needs a capability that nobody has. */
-	if (status == 0)
-		status = mount_new("tmpfs", "/dev", SF_MOUNT_ATTR_NOSUID | SF_MOUNT_ATTR_NOEXEC, dev,
-				   COUNT(dev));
-	if (status == 0)
-		status = place_devices(plan);
-	if (status == 0)
-		status = place_links(plan);
-	if (status == 0)
-		status = place_dev_mounts(plan);
-	return status;
+	if (status < 0)
+		return status;
+	if (sys_move_mount(plan->dev, AT_FDCWD, "/dev"))
+		return -errno;
+	return place_dev_mounts(plan);
 }
 
 /* Nothing of the host's hardware is shown. One empty file system serves every sandbox. */

@@ -42,7 +42,7 @@ static const struct step {
 	{ "cgroup", step_cgroups },
 	{ "layers", step_layers },
 	{ "overlay", step_overlay },
-	{ "devices", step_devices },
+	{ "prepared", step_prepared },
 	{ "pivot", step_pivot },
 	{ "proc", step_proc },
 	{ "dev", step_dev },

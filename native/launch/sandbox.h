@@ -4,8 +4,6 @@
 
 #include "launch/launcher.h"
 
-enum device { DEV_NULL, DEV_ZERO, DEV_FULL, DEV_RANDOM, DEV_URANDOM, DEV_TTY, DEVICES };
-
 /* Everything the child needs, as the launcher has checked it. Strings point into the request. */
 struct plan {
 	const char *hostname, *upper, *work, *cgroup2;
@@ -17,8 +15,7 @@ struct plan {
 	unsigned long nofile;
 	int channel, status, userns; /* descriptors, at their slots */
 	int cgroup;               /* the sandbox's v2 directory, opened by the child, or -1 */
-	int devices[DEVICES];     /* detached mounts of the host's device nodes */
-	int empty;                /* and of the launcher's empty directory */
+	int dev, empty;           /* detached clones of what stage.c has prepared */
 	bool has_lowered_oom;     /* see privileges.c */
 	void *packet;             /* the request, unmapped before anything of the sandbox runs */
 	struct failure failure;
@@ -32,7 +29,7 @@ int step_cgroups(struct plan *plan);      /* cgroups.c */
 int step_layers(struct plan *plan);       /* rootfs.c */
 int step_overlay(struct plan *plan);
 int step_pivot(struct plan *plan);
-int step_devices(struct plan *plan);      /* mounts.c: taken before the pivot, placed after it */
+int step_prepared(struct plan *plan);     /* mounts.c: taken before the pivot, placed after it */
 int step_proc(struct plan *plan);
 int step_dev(struct plan *plan);
 int step_sys(struct plan *plan);

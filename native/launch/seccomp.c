@@ -157,24 +157,51 @@ static void check(struct emitter *e, const struct seccomp_rule *rule)
 	}
 }
 
-/* Rules are sorted; every path through here ends in an answer. Depth is the logarithm. */
-static void search(struct emitter *e, const struct seccomp_rule *rules, size_t count)
+/* Neighbouring numbers that get the same plain answer. */
+struct range {
+	uint32_t low, high;
+	const struct seccomp_rule *rule;
+};
+
+static size_t merge(const struct seccomp_rule *rules, size_t count, struct range *ranges)
+{
+	size_t used = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		const struct seccomp_rule *rule = &rules[i];
+		struct range *last = used > 0 ? &ranges[used - 1] : NULL;
+
+		if (last != NULL && rule->number <= last->high + 1 && rule->check == CHECK_NONE &&
+		    last->rule->check == CHECK_NONE && last->rule->error == rule->error)
+			last->high = rule->number;
+		else
+			ranges[used++] = (struct range){ rule->number, rule->number, rule };
+	}
+	return used;
+}
+
+/* Every path through here ends in an answer. Depth is the logarithm. */
+static void search(struct emitter *e, const struct range *ranges, size_t count)
 {
 	if (count == 1) {
-		emit(e, BPF_JMP | BPF_JEQ | BPF_K, rules->number, 1, 0);
+		bool is_wide = ranges->low != ranges->high;
+
+		if (is_wide)
+			emit(e, BPF_JMP | BPF_JGT | BPF_K, ranges->high, 1, 0);
+		emit(e, BPF_JMP | (is_wide ? BPF_JGE : BPF_JEQ) | BPF_K, ranges->low, 1, 0);
 		allow(e);
-		check(e, rules);
+		check(e, ranges->rule);
 		return;
 	}
 	size_t half = count / 2;
 
-	emit(e, BPF_JMP | BPF_JGE | BPF_K, rules[half].number, 0, 1);
+	emit(e, BPF_JMP | BPF_JGE | BPF_K, ranges[half].low, 0, 1);
 	size_t jump = emit(e, BPF_JMP | BPF_JA, 0, 0, 0);
 
-	search(e, rules, half);
+	search(e, ranges, half);
 	if (!e->full)
 		e->program[jump].k = (uint32_t)(e->used - jump - 1);
-	search(e, rules + half, count - half);
+	search(e, ranges + half, count - half);
 }
 
 static int by_number(const void *a, const void *b)
@@ -188,6 +215,7 @@ size_t seccomp_generate(struct sock_filter *program, size_t room)
 {
 	struct emitter e = { .program = program, .room = room };
 	struct seccomp_rule sorted[seccomp_rule_count];
+	struct range ranges[seccomp_rule_count];
 
 	memcpy(sorted, seccomp_rules, sizeof(sorted));
 	qsort(sorted, seccomp_rule_count, sizeof(sorted[0]), by_number);
@@ -200,7 +228,7 @@ size_t seccomp_generate(struct sock_filter *program, size_t room)
 	emit(&e, BPF_JMP | BPF_JGT | BPF_K, seccomp_last_known, 0, 1);
 	refuse(&e, ENOSYS);
 	_Static_assert(X32_BIT > 4096, "x32 numbers lie above all others");
-	search(&e, sorted, seccomp_rule_count);
+	search(&e, ranges, merge(sorted, seccomp_rule_count, ranges));
 	return e.full ? 0 : e.used;
 }
 
