@@ -85,10 +85,10 @@ def redis_users(passwords: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def redis_config(*, port: int, acl: Path, data: Path) -> str:
+def redis_config(*, host: str, port: int, acl: Path, data: Path) -> str:
     """Return the text of a redis-server configuration file; state survives a restart."""
     return (
-        f"port {port}\nbind * -::*\naclfile {acl}\ndir {data}\n"
+        f"port {port}\nbind {host}\naclfile {acl}\ndir {data}\n"
         "appendonly yes\nappendfsync everysec\nmaxmemory-policy noeviction\n"
     )
 
@@ -124,7 +124,11 @@ class Deployment:
         )
         port = int(self.redis.rpartition(":")[2])
         acl = self.mounted_at / "users.acl"
-        yield "redis", "redis.conf", redis_config(port=port, acl=acl, data=self.redis_data)
+        yield (
+            "redis",
+            "redis.conf",
+            redis_config(host=self.listen, port=port, acl=acl, data=self.redis_data),
+        )
         yield "redis", "users.acl", redis_users(self.passwords)
         for name, password in self.passwords.items():
             yield name, "password", password + "\n"

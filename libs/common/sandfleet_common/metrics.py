@@ -54,8 +54,9 @@ class Metrics:
 
 
 class HealthMetrics(Collector):
-    """A service's health as metrics, the same names for all: `sandfleet_health_ready`, and
-    `sandfleet_health_check` for each of its checks (1: fine, 0: not).
+    """A service's health as metrics, under the same names for all services.
+
+    `sandfleet_health_ready`, and `sandfleet_health_check` for each check (1: fine, 0: not).
     """
 
     def __init__(self, health: Health) -> None:
