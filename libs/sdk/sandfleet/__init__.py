@@ -1,1 +1,118 @@
-"""Sandfleet: sandboxes for agents in training and evaluation."""
+"""Sandfleet: sandboxes for agents in training and evaluation.
+
+    from sandfleet import Client
+
+    with Client() as client, client.create() as sandbox:
+        print(sandbox.run("echo hello").text)
+
+The names with `Async` in front are the same for `async with` and `await`.
+Importing this package needs pydantic only; NATS, HTTP and the command line are
+extras, imported when they are used.
+"""
+
+from sandfleet_common.errors import (
+    BadRequest,
+    Broken,
+    Busy,
+    Conflict,
+    Denied,
+    FileProblem,
+    Interrupted,
+    Lost,
+    NoCapacity,
+    NodeLost,
+    NotFound,
+    OutputLimit,
+    QuotaExceeded,
+    Refused,
+    SandboxFailed,
+    SandboxGone,
+    SandfleetError,
+    TimedOut,
+    Unavailable,
+    Unreachable,
+)
+from sandfleet_common.messages import (
+    Alert,
+    Chunk,
+    ExecState,
+    FileChange,
+    FileEntry,
+    FileEvent,
+    FileType,
+    JobInfo,
+    JobState,
+    Network,
+    NodeBeat,
+    ProcessInfo,
+    Qos,
+    Resources,
+    SandboxInfo,
+    SandboxSpec,
+    Severity,
+    SlotFailure,
+)
+from sandfleet_common.states import Origin, State
+
+from .blocking import Client, Command, Files, Job, Sandbox
+from .client import AsyncClient
+from .command import AsyncCommand
+from .files import AsyncFiles
+from .job import AsyncJob
+from .results import CommandFailed, Result
+from .sandbox import AsyncSandbox
+
+__all__ = [
+    "Alert",
+    "AsyncClient",
+    "AsyncCommand",
+    "AsyncFiles",
+    "AsyncJob",
+    "AsyncSandbox",
+    "BadRequest",
+    "Broken",
+    "Busy",
+    "Chunk",
+    "Client",
+    "Command",
+    "CommandFailed",
+    "Conflict",
+    "Denied",
+    "ExecState",
+    "FileChange",
+    "FileEntry",
+    "FileEvent",
+    "FileProblem",
+    "FileType",
+    "Files",
+    "Interrupted",
+    "Job",
+    "JobInfo",
+    "JobState",
+    "Lost",
+    "Network",
+    "NoCapacity",
+    "NodeBeat",
+    "NodeLost",
+    "NotFound",
+    "Origin",
+    "OutputLimit",
+    "ProcessInfo",
+    "Qos",
+    "QuotaExceeded",
+    "Refused",
+    "Resources",
+    "Result",
+    "Sandbox",
+    "SandboxFailed",
+    "SandboxGone",
+    "SandboxInfo",
+    "SandboxSpec",
+    "SandfleetError",
+    "Severity",
+    "SlotFailure",
+    "State",
+    "TimedOut",
+    "Unavailable",
+    "Unreachable",
+]

@@ -1,0 +1,292 @@
+"""A sandbox: run commands in it, move files, end it.
+
+async with await client.create() as sandbox:
+    result = await sandbox.run("python3 -c 'print(6 * 7)'")
+    print(result.text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from sandfleet_common import messages as m
+from sandfleet_common import subjects as s
+from sandfleet_common.errors import SandfleetError, TimedOut, Unavailable
+from sandfleet_common.ids import new_exec_id
+
+from .calls import CALL_SECONDS, call
+from .command import HOLD_SECONDS, AsyncCommand
+from .connection import Connection
+from .files import AsyncFiles
+from .results import Result, result_of
+
+SHELL = ("/bin/sh", "-c")
+CLEANUP_SECONDS = 10.0
+"""What ending a sandbox or a command may take when the caller is on its way out."""
+INPUT_ONLY_WINDOW_BYTES = 4096
+"""Of a stream that is there for its input; its output is read otherwise."""
+
+
+def argv_of(command: str | Sequence[str]) -> list[str]:
+    """Return what to execute: a list as it is, a string under `/bin/sh -c`."""
+    return [*SHELL, command] if isinstance(command, str) else list(command)
+
+
+class AsyncSandbox:
+    """A sandbox. Leaving its `async with` block ends it."""
+
+    def __init__(self, connection: Connection, info: m.SandboxInfo) -> None:
+        self._connection = connection
+        self._info = info
+        self._files = AsyncFiles(connection, info.sandbox_id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self._info.state}>"
+
+    @property
+    def id(self) -> str:
+        """Its name, which also names its node."""
+        return self._info.sandbox_id
+
+    @property
+    def files(self) -> AsyncFiles:
+        """Its files."""
+        return self._files
+
+    @property
+    def info_now(self) -> m.SandboxInfo:
+        """What was known of it when it was last asked; `info()` asks."""
+        return self._info
+
+    # ---------------------------------------------------------------- commands
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  kept inside the sandbox
+        input: bytes | str | None = None,
+        check: bool = False,
+        output_limit: int = m.OUTPUT_LIMIT_BYTES,
+    ) -> Result:
+        """Run a command and return how it ended and what it printed.
+
+            result = await sandbox.run("ls -l | wc -l", cwd="/etc")
+            result = await sandbox.run(["python3", "-"], input=program, timeout=60)
+
+        A string runs under `/bin/sh -c`, a list as it is. After `timeout` seconds
+        the command and all it started are killed, and the result has `timed_out`
+        and the output so far; None lets it run as long as the sandbox does. Output
+        beyond `output_limit` bytes is dropped and counted. If the caller is
+        cancelled, the command is killed.
+
+        Raises:
+            CommandFailed: `check` was given and it did not exit with 0.
+            NotFound: there is no such program.
+            SandboxGone, NodeLost: the sandbox ended first; says why.
+            Interrupted: its node cannot tell how it ended.
+        """
+        data = input.encode() if isinstance(input, str) else input
+        is_long = data is not None and len(data) > m.INLINE_BYTES
+        body = self._start_request(
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            output_limit=output_limit,
+            stdin=None if is_long else data,
+            stdin_open=is_long,
+            wait_seconds=0 if is_long else HOLD_SECONDS,
+        )
+        try:
+            state = await self._start(body)
+            if state.state == "exited" and _is_complete(state):
+                result = result_of(state, state.output)
+            else:
+                result = await self._finish(state, data if is_long else None)
+        except asyncio.CancelledError:
+            await self._kill_quietly(body.exec_id)
+            raise
+        return result.check() if check else result
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  kept inside the sandbox
+        stdin: bool = False,
+        background: bool = False,
+        output_limit: int = m.OUTPUT_LIMIT_BYTES,
+        exec_id: str | None = None,
+    ) -> AsyncCommand:
+        """Start a command and return at once; it runs on whether or not anybody watches.
+
+            command = await sandbox.start("make -j4")
+            async for chunk in command:
+                print(chunk.data.decode(), end="")
+
+        With `stdin` its input stays open for `command.write`. A `background` command
+        does not keep its sandbox from being idle. The same `exec_id` again starts
+        nothing and returns the command it named before.
+        """
+        body = self._start_request(
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            output_limit=output_limit,
+            stdin_open=stdin,
+            background=background,
+            exec_id=exec_id,
+        )
+        return AsyncCommand(self._connection, await self._start(body))
+
+    async def pty(
+        self,
+        command: str | Sequence[str] = ("/bin/sh", "-i"),
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  kept inside the sandbox
+        exec_id: str | None = None,
+    ) -> AsyncCommand:
+        r"""Start a command on a terminal of its own, a shell unless another is named.
+
+        shell = await sandbox.pty()
+        await shell.write("echo hello\n")
+        """
+        body = self._start_request(
+            command,
+            env={"TERM": "xterm-256color", **(env or {})},
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            stdin_open=True,
+            exec_id=exec_id,
+            pty=m.PtySize.of(rows=rows, cols=cols),
+        )
+        return AsyncCommand(self._connection, await self._start(body))
+
+    async def attach(self, exec_id: str, *, position: int = 0) -> AsyncCommand:
+        """Return a command that was started before, here or elsewhere.
+
+        Its output begins at `position`: with the number of bytes a former reader
+        had, nothing is missed and nothing comes twice.
+
+        Raises:
+            NotFound: the sandbox has no such command.
+        """
+        body = m.ExecWait.of(sandbox_id=self.id, exec_id=exec_id, position=position)
+        state = await call(self._connection.transport, s.EXEC_WAIT, body)
+        return AsyncCommand(self._connection, state, position=position)
+
+    async def commands(self) -> list[m.ExecState]:
+        """Return its commands, those that have ended included, oldest first."""
+        body = m.ExecList(sandbox_id=self.id)
+        return (await call(self._connection.transport, s.EXEC_LIST, body)).commands
+
+    async def processes(self) -> list[m.ProcessInfo]:
+        """Return all processes in it, whoever started them."""
+        body = m.ProcessList(sandbox_id=self.id)
+        return (await call(self._connection.transport, s.PROCESS_LIST, body)).processes
+
+    # -------------------------------------------------------------------- life
+
+    async def info(self) -> m.SandboxInfo:
+        """Ask what is known of it now. Works after its end, too, and is not activity."""
+        body = m.SandboxGet(sandbox_id=self.id)
+        self._info = await call(self._connection.transport, s.SANDBOX_GET, body)
+        return self._info
+
+    async def extend(self, ttl: float) -> m.SandboxInfo:
+        """Let it live `ttl` seconds from now."""
+        body = m.SandboxExtend.of(sandbox_id=self.id, ttl_seconds=ttl)
+        self._info = await call(self._connection.transport, s.EXTEND, body)
+        return self._info
+
+    async def stop(self, *, reason: str | None = None) -> m.SandboxInfo:
+        """End it. Ending one that has ended already is no error."""
+        given = {} if reason is None else {"reason": reason}
+        body = m.SandboxStop.of(sandbox_id=self.id, **given)
+        self._info = await call(self._connection.transport, s.STOP, body)
+        return self._info
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            async with asyncio.timeout(CALL_SECONDS if kind is None else CLEANUP_SECONDS):
+                await self.stop()
+        except TimeoutError:
+            if kind is None:
+                raise TimedOut(f"{self.id} was not ended in time; its TTL will end it") from None
+        except SandfleetError as problem:
+            # It is gone already, or the caller's own error matters more.
+            if kind is None and isinstance(problem, Unavailable):
+                raise
+
+    # ---------------------------------------------------------------- internal
+
+    def _start_request(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None,
+        exec_id: str | None = None,
+        timeout: float | None,
+        output_limit: int = m.OUTPUT_LIMIT_BYTES,
+        **fields: Any,
+    ) -> m.ExecStart:
+        return m.ExecStart.of(
+            sandbox_id=self.id,
+            exec_id=exec_id or new_exec_id(),
+            argv=argv_of(command),
+            env=dict(env) if env else {},
+            timeout_seconds=timeout,
+            output_limit_bytes=output_limit,
+            **fields,
+        )
+
+    async def _start(self, body: m.ExecStart) -> m.ExecState:
+        return await call(
+            self._connection.transport,
+            s.EXEC_START,
+            body,
+            within=CALL_SECONDS + body.wait_seconds,
+            held=body.wait_seconds,
+        )
+
+    async def _finish(self, state: m.ExecState, data: bytes | None) -> Result:
+        if data is None:
+            return await AsyncCommand(self._connection, state).wait()
+        window = INPUT_ONLY_WINDOW_BYTES
+        command = AsyncCommand(self._connection, state, window_bytes=window)
+        async with command:
+            await command.feed(data)
+            return await command.wait()
+
+    async def _kill_quietly(self, exec_id: str) -> None:
+        body = m.ExecSignal(sandbox_id=self.id, exec_id=exec_id, signal=9, tree=True)
+        try:
+            async with asyncio.timeout(CLEANUP_SECONDS):
+                await call(self._connection.transport, s.EXEC_SIGNAL, body, within=CLEANUP_SECONDS)
+        except (SandfleetError, TimeoutError):
+            return  # its own time limit, or the sandbox's end, ends it
+
+
+def _is_complete(state: m.ExecState) -> bool:
+    return sum([len(chunk.data) for chunk in state.output]) >= state.output_bytes
