@@ -108,10 +108,21 @@ class Health:
         """Name to a function that returns None, or what is wrong. Those two that most services
         have are called `bus` and `store`."""
 
+        self.warnings: dict[str, Callable[[], str | None]] = {}
+        """The same for what a service does without: it is told, and the service stays ready."""
+
     def problems(self) -> dict[str, str]:
         """Return what is wrong now, by check."""
-        found = {name: check() for name, check in self.checks.items()}
-        return {name: problem for name, problem in found.items() if problem}
+        return _told(self.checks)
+
+    def warned(self) -> dict[str, str]:
+        """Return what is missing now and can be done without, by check."""
+        return _told(self.warnings)
+
+
+def _told(checks: dict[str, Callable[[], str | None]]) -> dict[str, str]:
+    found = {name: check() for name, check in checks.items()}
+    return {name: problem for name, problem in found.items() if problem}
 
 
 async def serve(

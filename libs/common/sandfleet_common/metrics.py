@@ -67,11 +67,11 @@ class HealthMetrics(Collector):
         yield GaugeMetricFamily(
             "sandfleet_health_ready", "1 when requests are taken", value=self._health.is_ready
         )
-        problems = self._health.problems()
+        problems = self._health.problems() | self._health.warned()
         checks = GaugeMetricFamily(
             "sandfleet_health_check", "1 when the check finds nothing wrong", labels=["check"]
         )
-        for name in self._health.checks:
+        for name in (*self._health.checks, *self._health.warnings):
             checks.add_metric([name], name not in problems)
         yield checks
 
@@ -124,6 +124,7 @@ def _respond(request: bytes, page: Callable[[], bytes], health: Health) -> tuple
     if path in (b"/healthz", b"/readyz"):
         problems = health.problems()
         fine = not problems and (health.is_ready or path == b"/healthz")
-        body = json.dumps({"ready": health.is_ready, "problems": problems}).encode()
+        told = {"ready": health.is_ready, "problems": problems, "warnings": health.warned()}
+        body = json.dumps(told).encode()
         return ("200 OK" if fine else "503 Service Unavailable"), "application/json", body
     return "404 Not Found", "text/plain", b"not found\n"

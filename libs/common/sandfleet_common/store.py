@@ -65,6 +65,13 @@ def reachable(transitions: Mapping[State, frozenset[State]]) -> dict[State, froz
     return {state: frozenset(following) for state, following in closed.items()}
 
 
+_SWAP = """
+-- KEYS: standing. ARGV: text expected ('' for none), new text, seconds to keep it
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return 1
+"""
+
 _SAVE = """
 -- KEYS: sandbox, live, ended, node set
 -- ARGV: id, state, version, info, created, ended, terminal, keep seconds, reachable-from
@@ -112,6 +119,7 @@ class Store:
     def __init__(self, client: aioredis.Redis) -> None:
         self._redis = client
         self._save = client.register_script(_SAVE)
+        self._swap = client.register_script(_SWAP)
 
     @classmethod
     @asynccontextmanager
@@ -334,6 +342,21 @@ class Store:
                     pipe.ltrim(name, 0, kept - 1)
                 pipe.expire(f"sf:alerts:{alert.sandbox_id}", 7 * 86_400)
             await pipe.execute()
+
+    async def standing(self, sandbox_id: str) -> str | None:
+        """Return what the monitors keep of a sandbox, as the text they wrote."""
+        with _mapped():
+            return cast(str | None, await self._redis.get(f"sf:standing:{sandbox_id}"))
+
+    async def swap_standing(
+        self, sandbox_id: str, before: str | None, after: str, seconds: int
+    ) -> bool:
+        """Replace that text if it is still `before`; False when another monitor was quicker."""
+        with _mapped():
+            made = await self._swap(
+                keys=[f"sf:standing:{sandbox_id}"], args=[before or "", after, seconds]
+            )
+        return bool(made)
 
     async def alerts(self, query: AlertList) -> list[Alert]:
         """Return alerts, newest first."""

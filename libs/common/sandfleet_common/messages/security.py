@@ -24,7 +24,8 @@ class Fact(Message):
     sandbox_id: str
     at: float
     kind: str
-    """`exec`, or the name of a system call."""
+    """`exec`, the name of a system call, or `held-back`: what the rate limit kept from being
+    told one by one; `notes` names the kind and `count` says how many."""
     pid: int
     """On the host."""
     uid: int
@@ -38,6 +39,10 @@ class Fact(Message):
     """What the call returned; a negative errno when it was refused."""
     count: int = 1
     """How many alike it stands for."""
+    notes: list[str] = Field(default_factory=list[str])
+    """What the sensor found besides: `i386` or `x32` (another table of calls), `at-init` (aims at
+    pid 1, the agent), `shares-parent` (the caller shares its parent's memory), `unlinked` (the
+    program's file has no name)."""
 
 
 class FactBatch(Message):
