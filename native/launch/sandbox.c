@@ -81,7 +81,9 @@ static void report_and_exit(struct plan *plan, const char *step, int error, int 
 {
 	if (plan->failure.error == 0)
 		fail(&plan->failure, error, step, "%s", strerror(error));
-	if (write(status_fd, &plan->failure, sizeof(plan->failure)) < 0)
+	struct failure failure = plan->failure;
+
+	if (write(status_fd, &failure, sizeof(failure)) < 0)
 		_exit(2);
 	_exit(1);
 }

@@ -133,7 +133,9 @@ class Agent:
         fields: list[tuple[Tag, bytes | int | str]] = [(Tag.ARG, arg) for arg in args]
         fields += [(Tag.ENV, item) for item in env]
         optional = ((Tag.CWD, cwd), (Tag.USER, user), (Tag.TIMEOUT_MS, timeout_ms))
-        fields += [(tag, value) for tag, value in (*optional, (Tag.LIMIT, limit)) if value is not None]
+        fields += [
+            (tag, value) for tag, value in (*optional, (Tag.LIMIT, limit)) if value is not None
+        ]
         flags = FrameFlag.STDIN if stdin else FrameFlag.NONE
         if pty is not None:
             flags |= FrameFlag.PTY
@@ -142,7 +144,9 @@ class Agent:
         self.send(FrameType.EXEC, id, flags, payload=wire.pack_fields(fields))
         return id
 
-    def finish(self, id: int, timeout: float = 20, ack: bool = True, forget: bool = True) -> Outcome:
+    def finish(
+        self, id: int, timeout: float = 20, ack: bool = True, forget: bool = True
+    ) -> Outcome:
         """Collect a command's frames until its end."""
         outcome = Outcome()
         deadline = time.monotonic() + timeout
@@ -286,7 +290,14 @@ class Launcher:
         self.run_dir = self.directory / "run"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.process = subprocess.Popen(
-            [BINARY, "launcher", "--run-dir", self.run_dir, "--orphan-seconds", str(self.orphan_seconds)]
+            [
+                BINARY,
+                "launcher",
+                "--run-dir",
+                self.run_dir,
+                "--orphan-seconds",
+                str(self.orphan_seconds),
+            ]
         )
         self.connect()
 
@@ -354,7 +365,11 @@ class Launcher:
             self.events.append((message, fd))
 
     def create_request(
-        self, id: str, lowers: Iterable[str], limits: dict[str, str] | None = None, uid: int | None = None
+        self,
+        id: str,
+        lowers: Iterable[str],
+        limits: dict[str, str] | None = None,
+        uid: int | None = None,
     ) -> list[tuple[str, str | int]]:
         """Make directories and cgroups for a sandbox; return the request that uses them."""
         unified, others = cgroup_roots()
@@ -362,7 +377,12 @@ class Launcher:
         if uid is None:
             uid = self._uid
             self._uid += IDS
-        pairs: list[tuple[str, str | int]] = [("op", "create"), ("id", id), ("uid", uid), ("ids", IDS)]
+        pairs: list[tuple[str, str | int]] = [
+            ("op", "create"),
+            ("id", id),
+            ("uid", uid),
+            ("ids", IDS),
+        ]
         pairs += [("lower", lower) for lower in lowers]
         state = self.directory / "state" / id
         state.mkdir(parents=True, exist_ok=True)

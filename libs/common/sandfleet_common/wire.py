@@ -161,7 +161,7 @@ class Entry:
     """A file as the sandbox sees it: `struct sf_entry` with its texts."""
 
     name: bytes
-    """Its name in its directory; what the request asked for where there is one file only."""
+    """Its name in its directory; "/" for the root."""
     target: bytes
     """Where it points if it is a symbolic link, else empty."""
     size_bytes: int
