@@ -141,10 +141,10 @@ async def evaluate(client: AsyncClient, work: list[Sample], console: Console) ->
         async with client.job(spec, count=len(work), deadline_seconds=300) as job:
             async with asyncio.TaskGroup() as grading:
                 async for sandbox in job.ready():
-                    slot = sandbox.info.slot
+                    slot = sandbox.info_now.slot
                     assert slot is not None, "a job's sandbox has a slot"
                     results.ready_after_s.append(time.perf_counter() - started)
-                    results.start_ms.append(sandbox.info.start_ms or 0.0)
+                    results.start_ms.append(sandbox.info_now.start_ms or 0.0)
                     progress.advance(ready_bar)
                     grading.create_task(judge(sandbox, work[slot]))
             for failure in job.failures:
