@@ -22,9 +22,15 @@ from pathlib import Path
 
 from .subjects import ACCESS, Access
 
+ANSWER_EXPIRES = "65m"
+"""Longer than the longest wait of any question (creating a sandbox: an hour)."""
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 REDIS_USERS = ("scheduler", "node", "monitor")
 """Services that keep live state. The gateway and the sensor have no business there."""
+CLIENT = "client"
+"""Whose password is the first API key; the gateway gets its hash."""
+USERS = (*ACCESS, "grafana", CLIENT)
+"""Everybody who has a password."""
 
 
 def server_config(
@@ -65,7 +71,7 @@ def _user(name: str, password: str, access: Access) -> dict[str, object]:
         "subscribe": {"allow": [inbox, *access.subscribe]},
     }
     if access.answers:
-        permissions["allow_responses"] = {"max": 1, "expires": "3m"}
+        permissions["allow_responses"] = {"max": 1, "expires": ANSWER_EXPIRES}
     return {"user": name, "password": password, "permissions": permissions}
 
 
@@ -106,7 +112,7 @@ class Deployment:
     mounted_at: Path = Path("/etc/sandfleet")
     """Where each container mounts its own directory."""
     passwords: Mapping[str, str] = field(
-        default_factory=lambda: {name: secrets.token_urlsafe(24) for name in (*ACCESS, "grafana")}
+        default_factory=lambda: {name: secrets.token_urlsafe(24) for name in USERS}
     )
 
     def files(self) -> Iterator[tuple[str, str, str]]:
@@ -130,6 +136,8 @@ class Deployment:
             redis_config(host=self.listen, port=port, acl=acl, data=self.redis_data),
         )
         yield "redis", "users.acl", redis_users(self.passwords)
+        key = hashlib.sha256(self.passwords[CLIENT].encode()).hexdigest()
+        yield "gateway", "api-keys", f"{CLIENT}:{key}\n"
         for name, password in self.passwords.items():
             yield name, "password", password + "\n"
             if name in ACCESS:
@@ -138,6 +146,8 @@ class Deployment:
     def _settings(self, name: str) -> str:
         lines = [f"[{name}]", f"nats_servers = {json.dumps(self.nats)}"]
         lines += [f"nats_password = {json.dumps(self.passwords[name])}"]
+        if name == "gateway":
+            lines.append(f"api_keys_file = {json.dumps(str(self.mounted_at / 'api-keys'))}")
         if name in REDIS_USERS:
             url = f"redis://{name}:{self.passwords[name]}@{self.redis}/0"
             lines.append(f"redis_url = {json.dumps(url)}")
@@ -164,7 +174,7 @@ def write(deployment: Deployment, out: Path, *, shared: bool) -> None:
 def known_passwords(out: Path) -> dict[str, str]:
     """Return the passwords an earlier run left, and new ones for users that had none."""
     known: dict[str, str] = {}
-    for name in (*ACCESS, "grafana"):
+    for name in USERS:
         try:
             known[name] = (out / name / "password").read_text().strip()
         except FileNotFoundError:

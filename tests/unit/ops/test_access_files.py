@@ -11,6 +11,7 @@ from deployment import validate_manifest
 
 from sandfleet_common import access
 from sandfleet_common.subjects import ACCESS
+from sandfleet_gateway.keys import find_key, parse_keys
 
 
 def test_each_user_gets_its_own_directory_with_its_own_password(tmp_path: Path) -> None:
@@ -68,3 +69,11 @@ def test_kubernetes_secrets_are_valid_and_hold_the_same_files(
     assert {s["metadata"]["name"]: set(s["stringData"]) for s in found["items"]} == written
     for secret in found["items"]:
         validate_manifest(secret)
+
+
+def test_the_gateway_knows_the_clients_key_by_its_hash_only(tmp_path: Path) -> None:
+    access.main(["--out", str(tmp_path)])
+    key = (tmp_path / "client" / "password").read_text().strip()
+    keys, wrong = parse_keys((tmp_path / "gateway" / "api-keys").read_text())
+    assert (find_key(keys, key), wrong) == ("client", [])
+    assert not any(key in file.read_text() for file in (tmp_path / "gateway").iterdir())
