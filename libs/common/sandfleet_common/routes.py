@@ -15,10 +15,11 @@ Beside the table there are, for the hand:
 
 A WebSocket session carries any number of commands, each under a channel number
 of the client's choice. Text frames are JSON: from the client
-`{"type": "start" | "attach" | "signal" | "resize" | "detach", "channel": n, "body": {...}}` with the
-body of ExecStart, {exec_id, position, window_bytes}, ExecSignal or ExecResize; from the gateway
-`{"type": "state" | "error", "channel": n, "body": {...}}` with an ExecState or a Failure. Binary frames
-are a channel number (u32, little-endian) and one frame as in `streams`, both ways.
+`{"type": "start" | "attach" | "signal" | "resize" | "detach", "channel": n, "body": {...}}`
+with the body of ExecStart, {exec_id, position, window_bytes}, ExecSignal or ExecResize; from
+the gateway `{"type": "state" | "error", "channel": n, "body": {...}}` with an ExecState or a
+Failure. Binary frames are a channel number (u32, little-endian) and one frame as in `streams`,
+both ways.
 """
 
 from __future__ import annotations

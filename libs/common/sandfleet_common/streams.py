@@ -56,6 +56,9 @@ class Flag(IntFlag):
     CLOSED = 2
 
 
+NO_FLAGS = Flag(0)
+
+
 @dataclass(frozen=True, slots=True)
 class StreamFrame:
     """One frame of a stream."""
@@ -63,7 +66,7 @@ class StreamFrame:
     kind: Kind
     position: int = 0
     payload: bytes = b""
-    flags: Flag = Flag(0)
+    flags: Flag = NO_FLAGS
 
     def encode(self) -> bytes:
         """Return the frame's bytes."""

@@ -144,11 +144,15 @@ class Stream:
     max_bytes: int
     max_age_seconds: float
     duplicate_seconds: float
+    owner: str
+    """The user that creates it."""
 
 
 STREAMS = (
-    Stream("SF_JOBS", (JOB_SUBMIT.pattern,), True, 64 * m.MIB, 86_400, 3600),
-    Stream("SF_ALERTS", (SECURITY_ALERT.wildcard(),), False, 256 * m.MIB, 7 * 86_400, 120),
+    Stream("SF_JOBS", (JOB_SUBMIT.pattern,), True, 64 * m.MIB, 86_400, 3600, "scheduler"),
+    Stream(
+        "SF_ALERTS", (SECURITY_ALERT.wildcard(),), False, 256 * m.MIB, 7 * 86_400, 120, "monitor"
+    ),
 )
 JOB_CONSUMER = "scheduler"
 SCHEDULER_QUEUE = "scheduler"
@@ -179,13 +183,20 @@ _CLIENT_PUBLISH = (
     f"{ROOT}.node.*.io.*",
 )
 _CLIENT_SUBSCRIBE = (JOB_EVENTS.wildcard(), SANDBOX_EVENT.wildcard(), SECURITY_ALERT.wildcard())
+
+
+def _own_stream(name: str) -> tuple[str, ...]:
+    return ("$JS.API.INFO", f"$JS.API.STREAM.*.{name}")
+
+
 _JETSTREAM_JOBS = (
-    "$JS.API.INFO",
-    "$JS.API.STREAM.*.SF_JOBS",
+    *_own_stream("SF_JOBS"),
     "$JS.API.CONSUMER.*.SF_JOBS.>",
     "$JS.API.CONSUMER.*.*.SF_JOBS.>",
     "$JS.ACK.SF_JOBS.>",
 )
+_CLIENT_INBOXES = ("_INBOX.trainer.>", "_INBOX.gateway.>", "_INBOX.admin.>")
+"""A server that was restarted has forgotten whom a service may answer; these it still knows."""
 
 ACCESS: dict[str, Access] = {
     "trainer": Access(publish=_CLIENT_PUBLISH, subscribe=_CLIENT_SUBSCRIBE),
@@ -197,6 +208,7 @@ ACCESS: dict[str, Access] = {
             NODE_CREATE.wildcard(),
             STOP.wildcard(),
             *_JETSTREAM_JOBS,
+            *_CLIENT_INBOXES,
         ),
         subscribe=(
             NODE_BEAT.pattern,
@@ -222,7 +234,12 @@ ACCESS: dict[str, Access] = {
     ),
     "sensor": Access(publish=(SECURITY_FACTS.wildcard(),), subscribe=()),
     "monitor": Access(
-        publish=(SECURITY_ALERT.wildcard(), STOP.wildcard()),
+        publish=(
+            SECURITY_ALERT.wildcard(),
+            STOP.wildcard(),
+            *_own_stream("SF_ALERTS"),
+            *_CLIENT_INBOXES,
+        ),
         subscribe=(SECURITY_FACTS.wildcard(), ALERT_LIST.pattern, SANDBOX_EVENT.wildcard()),
         answers=True,
     ),

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..errors import BadRequest, SandfleetError, from_code
-from ..ids import new_request_id
+from sandfleet_common.errors import BadRequest, SandfleetError, from_code
+from sandfleet_common.ids import new_request_id
 
 
 class Message(BaseModel):

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ..ids import new_exec_id
+from sandfleet_common.ids import new_exec_id
+
 from .base import Message, Request
 from .sandboxes import MIB, EnvVars, Text
 

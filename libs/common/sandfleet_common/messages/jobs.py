@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from ..ids import new_job_id
+from sandfleet_common.ids import new_job_id
+
 from .base import Message, Request
 from .sandboxes import Labels, SandboxInfo, SandboxSpec
 

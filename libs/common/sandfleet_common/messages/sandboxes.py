@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ..states import Origin, State
+from sandfleet_common.states import Origin, State
+
 from .base import Failure, Message, Request
 
 MIB = 1024 * 1024
