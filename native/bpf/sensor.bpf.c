@@ -177,7 +177,7 @@ static __always_inline bool matters(unsigned char how, __u64 *args, long result)
 	}
 	if ((how & NAMESPACES) && !(args[0] & NAMESPACE_FLAGS))
 		return false;
-	if ((how & FAMILIES) && args[0] != FAMILY_ALG && args[0] != FAMILY_VSOCK)
+	if ((how & FAMILIES) && args[0] < 64 && (COMMON_FAMILIES >> args[0] & 1))
 		return false;
 	return true;
 }
