@@ -31,7 +31,7 @@ def build_base(
     Raises:
         Denied: this is not root.
         NotFound: this host lacks what building needs.
-        Unavailable: a step failed, most often for want of a network.
+        Unreachable: a step failed, most often for want of a network.
     """
     if not again and (found := _existing(store, name)):
         return found

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandfleet_common.errors import NotFound, Unavailable
+from sandfleet_common.errors import NotFound, Unreachable
 
 PACKAGES = ("python3", "procps")
 """Beyond the essential ones; what a base should have, and not what a toolkit can add."""
@@ -89,7 +89,7 @@ def bootstrap(
 
     Raises:
         NotFound: a tool is missing.
-        Unavailable: debootstrap failed; the message has its last lines.
+        Unreachable: debootstrap failed; the message has its last lines.
     """
     if missing := {"debootstrap", "unshare"} - _tools():
         raise NotFound(f"not installed: {', '.join(sorted(missing))}; apt-get install debootstrap")
@@ -101,7 +101,7 @@ def bootstrap(
     if status != 0:
         inner = tree / "debootstrap" / "debootstrap.log"
         text = (inner if inner.exists() else log).read_text(errors="replace").strip()
-        raise Unavailable(
+        raise Unreachable(
             f"debootstrap of {release.suite} failed with status {status}: "
             + " | ".join(text.splitlines()[-3:])
         )
@@ -162,7 +162,7 @@ def finish(tree: Path, log: Path) -> str:
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
     status = _isolated(["chroot", str(tree), "/bin/sh", "-c", script], log, env, seen.append)
     if status != 0:
-        raise Unavailable(f"setting up the base failed: {' | '.join(seen[-3:])}")
+        raise Unreachable(f"setting up the base failed: {' | '.join(seen[-3:])}")
     clean(tree)
     return seen[-1].removeprefix("python ")
 

@@ -1,0 +1,108 @@
+"""Waiting until a part of the platform answers, and saying why it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import sys
+import time
+from typing import cast
+
+from sandfleet_common.bus import Bus, BusSettings
+from sandfleet_common.errors import SandfleetError, Unreachable
+from sandfleet_common.logs import Level, Logger
+
+from .layout import Layout
+from .parts import NATS, REDIS, Part
+from .ports import HOST
+from .processes import Process, last_lines
+
+POLL_SECONDS = 0.03
+ANSWER_SECONDS = 2.0
+
+
+def is_ready(part: Part, port: int) -> bool:
+    """Whether a part can do its work now."""
+    try:
+        if part is NATS:
+            return _greeting(port, b"").startswith(b"INFO")
+        if part is REDIS:
+            return _greeting(port, b"PING\r\n").startswith(b"+PONG")
+        return _status(port) == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _greeting(port: int, said: bytes) -> bytes:
+    with socket.create_connection((HOST, port), timeout=ANSWER_SECONDS) as connection:
+        connection.sendall(said)
+        return connection.recv(16)
+
+
+def _status(port: int) -> int:
+    connection = http.client.HTTPConnection(HOST, port, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def wait_ready(part: Part, process: Process, port: int, layout: Layout) -> None:
+    """Return once a part is ready.
+
+    Raises:
+        Unreachable: it died or took too long; the message has the end of its log.
+    """
+    until = time.monotonic() + part.start_seconds
+    while not is_ready(part, port):
+        if not process.is_alive():
+            raise Unreachable(_complaint(part, "ended at once", layout))
+        if time.monotonic() > until:
+            what = f"was not ready within {part.start_seconds:g} s"
+            raise Unreachable(_complaint(part, what, layout))
+        time.sleep(POLL_SECONDS)
+
+
+def _complaint(part: Part, what: str, layout: Layout) -> str:
+    log = layout.log_of(part.name)
+    said = "\n".join(f"    {line_text(line)}" for line in last_lines(log)) or "    (nothing)"
+    lines = ", ".join(f"`{line}`" for line in part.doctor)
+    return f"{part.name} {what}; see doctor lines {lines}. The end of {log}:\n{said}"
+
+
+def line_text(line: str) -> str:
+    """Return a log line for people: of a JSON event its name and fields."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(event, dict):
+        return line
+    fields = cast(dict[str, object], event)
+    name = fields.pop("event", "")
+    rest = " ".join(f"{k}={v}" for k, v in fields.items() if k not in ("at", "service", "level"))
+    return f"{fields.get('level', '')} {name} {rest}".strip()[:400]
+
+
+def make_streams(layout: Layout, port: int, password: str) -> None:
+    """Create JetStream's streams as the administrator.
+
+    Raises:
+        Unreachable: JetStream does not answer.
+    """
+    settings = BusSettings(
+        servers=(f"nats://{HOST}:{port}",), user="admin", password=password, name="sandfleet up"
+    )
+
+    async def make() -> None:
+        log = Logger("up", level=Level.ERROR, out=sys.stderr)
+        async with Bus.connect(settings, log) as bus:
+            await bus.ensure_streams()
+
+    try:
+        asyncio.run(make())
+    except SandfleetError as problem:
+        raise Unreachable(_complaint(NATS, f"is up, but {problem.message}", layout)) from problem

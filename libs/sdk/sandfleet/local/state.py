@@ -1,0 +1,57 @@
+"""What of a local platform runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .endpoints import Endpoints, find
+from .layout import Layout
+from .parts import NATS, PARTS, REDIS, Part
+from .processes import alive, recorded
+from .readiness import is_ready
+
+Condition = Literal["ready", "not ready", "died", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """How one process of the platform is."""
+
+    name: str
+    condition: Condition
+    pid: int | None
+    port: int | None
+    log: Path
+
+
+def status(state: Path) -> list[PartStatus]:
+    """Say of each part whether it runs and answers; empty when no platform is up."""
+    layout = Layout(state)
+    endpoints = find(state)
+    if endpoints is None and not any(layout.record(part.name).exists() for part in PARTS):
+        return []
+    return [_status(part, layout, endpoints) for part in PARTS]
+
+
+def _status(part: Part, layout: Layout, endpoints: Endpoints | None) -> PartStatus:
+    port = port_of(part, endpoints) if endpoints is not None else None
+    record = layout.record(part.name)
+    process = alive(record)
+    condition: Condition
+    if process is not None:
+        condition = "ready" if port is not None and is_ready(part, port) else "not ready"
+    else:
+        condition = "died" if recorded(record) is not None else "stopped"
+    return PartStatus(
+        part.name, condition, process.pid if process else None, port, layout.log_of(part.name)
+    )
+
+
+def port_of(part: Part, endpoints: Endpoints) -> int | None:
+    """Return where a part's readiness is asked."""
+    if part in (NATS, REDIS):
+        address = endpoints.nats if part is NATS else endpoints.redis
+        return int(address.rpartition(":")[2].partition("/")[0])
+    return endpoints.metrics.get(part.name)
