@@ -39,9 +39,7 @@ ATTEMPT_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0
 
-_HEARD_ONCE = frozenset(
-    subject.pattern for subject in (s.EXEC_SIGNAL, s.FILE_REMOVE, s.FILE_RENAME)
-)
+HEARD_ONCE = frozenset(subject.pattern for subject in (s.EXEC_SIGNAL, s.FILE_REMOVE, s.FILE_RENAME))
 """A second time would not mean the same."""
 
 
@@ -55,7 +53,7 @@ def may_repeat(subject: Subject[Any, Any], problem: Unavailable) -> bool:
     """Return whether a request that failed with `problem` may be sent again."""
     if isinstance(problem, (Unreachable, Busy)):
         return True
-    return isinstance(problem, TimedOut) and subject.pattern not in _HEARD_ONCE
+    return isinstance(problem, TimedOut) and subject.pattern not in HEARD_ONCE
 
 
 def ended(info: m.SandboxInfo) -> SandfleetError:

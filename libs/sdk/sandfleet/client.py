@@ -7,6 +7,7 @@ async with AsyncClient.connect() as client:
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -15,17 +16,17 @@ from typing import Any, Self, cast
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
-from sandfleet_common.errors import BadRequest
+from sandfleet_common.errors import BadRequest, SandfleetError
 from sandfleet_common.ids import new_ulid, node_of
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Level, Logger
 from sandfleet_common.states import State
 
-from .calls import CALL_SECONDS, call
+from .calls import call
 from .connection import Connection
 from .endpoints import NatsPlace, Place, find
 from .job import AsyncJob
-from .sandbox import AsyncSandbox
+from .sandbox import CLEANUP_SECONDS, AsyncSandbox
 from .transport import Transport
 
 CREATE_SECONDS = 60.0
@@ -126,10 +127,18 @@ class AsyncClient:
         body = m.SandboxCreate.of(
             spec=spec or m.SandboxSpec(), deadline_seconds=deadline, key=key or new_ulid()
         )
-        # Its answer is as old as the creation; the attempt ends a little after the deadline.
-        info = await call(
-            self._connection.transport, s.SANDBOX_CREATE, body, within=deadline + 5, held=deadline
-        )
+        # The scheduler answers by the deadline; the attempt ends a little after it.
+        try:
+            info = await call(
+                self._connection.transport,
+                s.SANDBOX_CREATE,
+                body,
+                within=deadline + 5,
+                held=deadline,
+            )
+        except asyncio.CancelledError:
+            await self._abandon(body)
+            raise
         return AsyncSandbox(self._connection, info)
 
     async def get(self, sandbox_id: str) -> AsyncSandbox:
@@ -236,6 +245,16 @@ class AsyncClient:
 
     # ---------------------------------------------------------------- internal
 
+    async def _abandon(self, body: m.SandboxCreate) -> None:
+        """End a sandbox whose creation nobody waits for any more; its key finds it."""
+        transport = self._connection.transport
+        try:
+            async with asyncio.timeout(CLEANUP_SECONDS):
+                info = await transport.call(s.SANDBOX_CREATE, body, within=CLEANUP_SECONDS)
+                await AsyncSandbox(self._connection, info).stop(reason="its creator gave up")
+        except (SandfleetError, TimeoutError):
+            return  # there is none, or its TTL ends it
+
     @property
     def _connection(self) -> Connection:
         if self._opened is None:
@@ -247,15 +266,13 @@ def _transport(place: Place, name: str) -> AbstractAsyncContextManager[Transport
     """Return the transport for `place`; only now is its library imported."""
     is_nats = isinstance(place, NatsPlace)
     module, kind = ("nats", "NatsTransport") if is_nats else ("gateway", "GatewayTransport")
+    extra = "nats" if is_nats else "http"
     try:
         found: Any = importlib.import_module(f"{__package__}.{module}_transport")
     except ModuleNotFoundError as problem:
         raise BadRequest(
             f"this way to the platform needs {problem.name!r}: "
-            f"install it with `pip install 'sandfleet[{module}]'`"
+            f"install it with `pip install 'sandfleet[{extra}]'`"
         ) from problem
     connect = getattr(found, kind).connect
     return cast(AbstractAsyncContextManager[Transport], connect(place, name))
-
-
-__all__ = ["CALL_SECONDS", "AsyncClient"]

@@ -116,6 +116,17 @@ class AsyncCommand:
         self._state = await self._ask_state(at, wait_seconds=0)
         return self._state.model_copy(update={"output": []})
 
+    async def output(self) -> list[m.Chunk]:
+        """Return what it has printed so far and nobody has iterated over; does not wait."""
+        chunks: list[m.Chunk] = []
+        at = self._stream.output.position
+        while True:
+            state = await self._ask_state(at, wait_seconds=0)
+            chunks += state.output
+            at += sum(len(chunk.data) for chunk in state.output)
+            if not state.output or at >= state.output_bytes:
+                return chunks
+
     # ------------------------------------------------------------------- input
 
     async def write(self, data: bytes | str) -> None:

@@ -21,7 +21,7 @@ from sandfleet_common.logs import Level, Logger
 from sandfleet_common.streams import KEEPALIVE_SECONDS, Kind, StreamFrame
 from sandfleet_common.subjects import Subject
 
-from .calls import call
+from .calls import HEARD_ONCE, call
 from .chunks import read_pieces, write_pieces
 from .endpoints import NatsPlace
 from .transport import Feed, FilePlace, FileTarget, Link, LinkLost
@@ -115,7 +115,6 @@ class NatsTransport:
     def __init__(self, bus: Bus, tasks: Tasks) -> None:
         self._bus = bus
         self._tasks = tasks
-        self._asking: set[asyncio.Timeout] = set()
         self._links: set[_Link] = set()
         self._feeds: set[_Feed[Any]] = set()
         bus.on_reconnect(self._on_reconnect)
@@ -134,22 +133,12 @@ class NatsTransport:
             yield cls(bus, tasks)
 
     async def call(self, subject: Subject[BodyT, ReplyT], body: BodyT, *, within: float) -> ReplyT:
-        """Ask once; a lost connection ends the attempt when it is back, not at its deadline."""
+        """Ask once; what may be asked twice survives a lost connection."""
         holes: dict[str, str] = {}
         if "{node}" in subject.pattern:
             holes["node"] = node_of(cast(Any, body).sandbox_id)
-        try:
-            # The bus watches the deadline; this one is there to be moved by a reconnection.
-            async with asyncio.timeout(within + 1) as attempt:
-                self._asking.add(attempt)
-                try:
-                    return await self._bus.ask(subject, body, within=within, **holes)
-                finally:
-                    self._asking.discard(attempt)
-        except TimeoutError:
-            raise TimedOut(
-                f"the connection to NATS was lost while {subject.pattern} was asked"
-            ) from None
+        resend = subject.pattern not in HEARD_ONCE
+        return await self._bus.ask(subject, body, within=within, resend=resend, **holes)
 
     async def submit(self, job: m.JobSubmit, *, within: float) -> None:
         """Put a job into the queue; JetStream tells the same job apart by its id."""
@@ -261,10 +250,6 @@ class NatsTransport:
             return  # the node forgets it by itself after a minute
 
     def _on_reconnect(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for attempt in self._asking:
-            if not attempt.expired():
-                attempt.reschedule(now)
         for link in list(self._links):
             link.lose()
         for feed in self._feeds:

@@ -13,13 +13,12 @@ from sandfleet_common.errors import SandfleetError, Unavailable
 from sandfleet_common.messages import Chunk, ExecState, Failure
 from sandfleet_common.streams import (
     DATA_BYTES,
+    NO_FLAGS,
     STDIN_WINDOW_BYTES,
     Flag,
     Kind,
     StreamFrame,
 )
-
-_NONE = Flag(0)
 
 
 class Gap(Exception):
@@ -100,7 +99,7 @@ class Input:
         self.is_closed = True
         return self._frames(self.position)
 
-    def acknowledge(self, position: int, flags: Flag = _NONE) -> None:
+    def acknowledge(self, position: int, flags: Flag = NO_FLAGS) -> None:
         """Take in how far the node is."""
         done = min(position, self.position) - self.acknowledged
         if done > 0:

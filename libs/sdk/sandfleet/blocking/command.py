@@ -61,6 +61,10 @@ class Command(Facade[AsyncCommand]):
         """Return where it is now: running or not, bytes so far, exit code."""
         return PORTAL.run(self._inner.state())
 
+    def output(self) -> list[m.Chunk]:
+        """Return what it has printed so far and nobody has iterated over; does not wait."""
+        return PORTAL.run(self._inner.output())
+
     def write(self, data: bytes | str) -> None:
         """Send input; waits while the command is slow to take it.
 

@@ -1,0 +1,81 @@
+"""nodes, alerts: what the fleet as a whole has to say."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from sandfleet.client import AsyncClient
+from sandfleet_common.messages import NodeBeat, Severity
+
+from . import options, session, text
+
+
+@click.command(cls=session.Taught)
+@options.json_option
+@session.command()
+async def nodes(client: AsyncClient, *, as_json: bool) -> None:
+    """List the nodes that are alive, and what each has left.
+
+    sandfleet nodes
+    sandfleet nodes --json | jq '.[].sandboxes'
+    """
+    found = await client.nodes()
+    if as_json:
+        return session.show_json(found)
+    made = session.table("NODE", "STATE", "SANDBOXES", "CPU", "MEMORY", "LOAD", "DISK FREE", "NOTE")
+    for node in found:
+        session.row(made, *_cells(node))
+    session.out().print(made)
+    return None
+
+
+@click.command(cls=session.Taught)
+@click.argument("sandbox", required=False, shell_complete=options.known_sandboxes)
+@click.option(
+    "--severity", type=click.Choice([s.value for s in Severity]), help="Only this or worse."
+)
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@options.json_option
+@session.command()
+async def alerts(
+    client: AsyncClient, *, sandbox: str | None, severity: str | None, limit: int, as_json: bool
+) -> None:
+    """List what the security monitor has noticed, newest first.
+
+    sandfleet alerts
+    sandfleet alerts --severity high 7k2m9qzx
+    """
+    wanted = None if sandbox is None else (await session.resolve(client, sandbox)).id
+    least = None if severity is None else Severity(severity)
+    found = await client.alerts(wanted, severity=least, limit=limit)
+    if as_json:
+        return session.show_json(found)
+    made = session.table("AGO", "SEVERITY", "SANDBOX", "RULE", "SCORE", "WHAT")
+    for alert in found:
+        session.row(
+            made,
+            text.duration(time.time() - alert.at),
+            alert.severity,
+            text.short_id(alert.sandbox_id),
+            alert.rule,
+            f"{alert.score:g}",
+            alert.message,
+        )
+    session.out().print(made)
+    return None
+
+
+def _cells(node: NodeBeat) -> list[str]:
+    used, has = node.requested, node.capacity
+    return [
+        node.node,
+        node.state,
+        f"{used.sandboxes}/{has.sandboxes}",
+        f"{used.cpu:g}/{has.cpu:g}",
+        f"{text.size(used.memory_bytes)}/{text.size(has.memory_bytes)}",
+        f"{node.load_per_core:.2f}",
+        text.size(node.disk_free_bytes),
+        node.refusing or "",
+    ]

@@ -1,0 +1,165 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from sandfleet.client import AsyncClient
+from sandfleet_common.errors import SandfleetError
+from sandfleet_common.messages import Resources, SandboxSpec
+
+from . import text
+from .session import Session
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMPLETION_SECONDS = 2.0
+
+
+class Size(click.ParamType[int]):
+    """Bytes: 512m, 1.5g."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a size."""
+        try:
+            return value if isinstance(value, int) else text.parse_size(str(value))
+        except SandfleetError as problem:
+            self.fail(problem.message, param, ctx)
+
+
+class Duration(click.ParamType[float]):
+    """Seconds: 90, 15m, 2h."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse a duration."""
+        try:
+            return value if isinstance(value, float) else text.parse_duration(str(value))
+        except SandfleetError as problem:
+            self.fail(problem.message, param, ctx)
+
+
+class Assignment(click.ParamType[tuple[str, str]]):
+    """NAME=value."""
+
+    name = "NAME=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Parse an assignment."""
+        try:
+            return text.parse_assignment(str(value))
+        except SandfleetError as problem:
+            self.fail(problem.message, param, ctx)
+
+
+SIZE = Size()
+DURATION = Duration()
+ASSIGNMENT = Assignment()
+
+
+def known_sandboxes(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer the live sandboxes; silent when the platform does not answer quickly."""
+
+    async def ask() -> list[CompletionItem]:
+        async with asyncio.timeout(COMPLETION_SECONDS), _client(ctx) as client:
+            return [
+                CompletionItem(_completed(sandbox.id, incomplete), help=str(sandbox.info_now.state))
+                async for sandbox in client.list()
+                if text.matches(sandbox.id, incomplete) or not incomplete
+            ]
+
+    try:
+        return asyncio.run(ask())
+    except (SandfleetError, TimeoutError, OSError):
+        return []
+
+
+def _client(ctx: click.Context) -> AsyncClient:
+    root = ctx.find_root().params
+    session = Session(root.get("nats"), root.get("url"), root.get("api_key"), root.get("state"))
+    return session.client()
+
+
+def _completed(sandbox_id: str, incomplete: str) -> str:
+    """Return the full id, or its short form when that is what is being typed."""
+    short = text.short_id(sandbox_id)
+    return short if incomplete and short.startswith(incomplete) else sandbox_id
+
+
+def sandbox_argument(function: F) -> F:
+    """Add the argument SANDBOX."""
+    return click.argument("sandbox", shell_complete=known_sandboxes)(function)
+
+
+def json_option(function: F) -> F:
+    """Add --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(
+        function
+    )
+
+
+def spec_options(function: F) -> F:
+    """Add the options that say what sandbox is wanted."""
+    for option in reversed(_SPEC_OPTIONS):
+        function = option(function)
+    return function
+
+
+_SPEC_OPTIONS = (
+    click.option(
+        "-e",
+        "--environment",
+        default="debian",
+        show_default=True,
+        help="Environment, name[:version].",
+    ),
+    click.option("--cpu", type=float, default=1.0, show_default=True, help="Cores."),
+    click.option("--memory", type=SIZE, default="512m", show_default=True, help="Memory."),
+    click.option("--disk", type=SIZE, default="4g", show_default=True, help="Writable disk."),
+    click.option("--pids", type=int, default=512, show_default=True, help="Processes, threads."),
+    click.option("--env", type=ASSIGNMENT, multiple=True, help="Environment variable."),
+    click.option("--workdir", "-w", help="Working directory of its commands."),
+    click.option("--user", "-u", help="User its commands run as."),
+    click.option(
+        "--ttl", type=DURATION, default="1h", show_default=True, help="Lifetime; ends it."
+    ),
+    click.option("--idle", type=DURATION, help="Ends it when unused for so long."),
+    click.option("--label", type=ASSIGNMENT, multiple=True, help="Label, to find it by."),
+)
+
+
+def spec_of(values: dict[str, Any]) -> SandboxSpec:
+    """Take the options of `spec_options` out of a command's values, as a specification.
+
+    Raises:
+        BadRequest: one does not fit.
+    """
+    return SandboxSpec.of(
+        environment=values.pop("environment"),
+        resources=Resources.of(
+            cpu=values.pop("cpu"),
+            memory_bytes=values.pop("memory"),
+            disk_bytes=values.pop("disk"),
+            pids=values.pop("pids"),
+        ),
+        env=dict(values.pop("env")),
+        workdir=values.pop("workdir"),
+        user=values.pop("user"),
+        ttl_seconds=values.pop("ttl"),
+        idle_seconds=values.pop("idle"),
+        labels=dict(values.pop("label")),
+    )
