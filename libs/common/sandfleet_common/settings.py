@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from .bus import BusSettings
 from .logs import Level
@@ -40,6 +40,18 @@ class ServiceSettings(BaseSettings):
     """0: any free port."""
     log_level: str = "info"
     drain_seconds: float = Field(default=10, ge=0)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take nothing but what `load` gives: a PORT or HOST in the environment is not ours."""
+        return (init_settings,)
 
     def level(self) -> Level:
         """Return the log level."""
