@@ -16,7 +16,7 @@ from .errors import BadRequest
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){0,39}")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_SANDBOX = re.compile(r"sb-([a-z0-9][a-z0-9-]{0,39})-([0-9a-hjkmnp-tv-z]{26})")
+_SANDBOX = re.compile(rf"sb-({_NODE.pattern})-([0-7][0-9a-hjkmnp-tv-z]{{25}})")
 
 
 def new_ulid(now_ms: int | None = None) -> str:
@@ -56,6 +56,21 @@ def node_of(sandbox_id: str) -> str:
     if match is None:
         raise BadRequest(f"{sandbox_id[:80]!r} is not a sandbox id (sb-<node>-<26 letters>)")
     return match.group(1)
+
+
+def created_ms(sandbox_id: str) -> int:
+    """Return when a sandbox's id was made, in ms since the epoch.
+
+    Raises:
+        BadRequest: the text is not a sandbox id.
+    """
+    match = _SANDBOX.fullmatch(sandbox_id)
+    if match is None:
+        raise BadRequest(f"{sandbox_id[:80]!r} is not a sandbox id (sb-<node>-<26 letters>)")
+    number = 0
+    for letter in match.group(2)[:10]:
+        number = number << 5 | _ALPHABET.index(letter)
+    return number
 
 
 def check_node(name: str) -> str:

@@ -3,10 +3,12 @@
 Keys, all under `sf:`:
 
     sandbox:<id>          hash: state, version, info (SandboxInfo as JSON)
-    sandboxes:live        zset of ids by creation time; sandboxes:ended likewise by end
+    sandboxes             zset of all ids on record, by the time in the id
+    sandboxes:live        likewise, those that live; not those still being placed
+    sandboxes:ends        zset of ended ones, by end
     node:<n>:sandboxes    set of live ids
     job:<j>               hash: submit, info
-    job:<j>:slots         hash: slot -> sandbox id, as assigned last
+    job:<j>:slots         hash: slot -> sandbox id as assigned last, or FAILED_SLOT
     job:<j>:failures      hash: slot -> SlotFailure
     key:<k>               idempotency key -> sandbox id
     node:<n>              the latest NodeBeat; expires when beats stop
@@ -15,7 +17,11 @@ Keys, all under `sf:`:
 
 A sandbox's record is written only by a compare-and-set script compiled from
 `states.TRANSITIONS`: a write counts when its version is newer and its state can
-be reached from the one on record. So duplicates and late writes change nothing.
+be reached from the one on record. So late writes change nothing, and the same
+record written again is no conflict.
+
+The record of a sandbox that a scheduler is placing expires by itself, soon after
+its deadline: only what a node has taken is indexed, and only its node ends it.
 """
 
 from __future__ import annotations
@@ -28,9 +34,10 @@ from typing import Any, cast
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from .errors import Unreachable
+from .ids import created_ms
 from .logs import Logger
 from .messages import (
     Alert,
@@ -44,65 +51,18 @@ from .messages import (
     Severity,
     SlotFailure,
 )
-from .states import TERMINAL, TRANSITIONS, State
+from .scripts import CLAIM_SLOTS, ENDED_SECONDS, SAVE, SWAP, Call, Script, save_call
+from .states import TERMINAL
 
-ENDED_SECONDS = 3600
-"""How long the record of a sandbox that has ended is kept."""
 JOB_SECONDS = 86_400
+FAILED_SLOT = "-"
+"""Holder of a slot that has failed for good."""
 BEAT_SECONDS = 10
 ALERTS_KEPT = 10_000
 ALERTS_KEPT_EACH = 200
-_TIMEOUT_SECONDS = 5.0
-
-
-def reachable(transitions: Mapping[State, frozenset[State]]) -> dict[State, frozenset[State]]:
-    """Return for each state all states that some path of one or more steps leads to."""
-    closed = {state: set(following) for state, following in transitions.items()}
-    for _ in transitions:
-        for following in closed.values():
-            for state in tuple(following):
-                following |= closed[state]
-    return {state: frozenset(following) for state, following in closed.items()}
-
-
-_SWAP = """
--- KEYS: standing. ARGV: text expected ('' for none), new text, seconds to keep it
-if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
-return 1
-"""
-
-_SAVE = """
--- KEYS: sandbox, live, ended, node set
--- ARGV: id, state, version, info, created, ended, terminal, keep seconds, reachable-from
-local known = redis.call('HMGET', KEYS[1], 'state', 'version')
-if known[1] then
-  if tonumber(ARGV[3]) <= tonumber(known[2]) then return 0 end
-  if not string.find(ARGV[9], ',' .. known[1] .. ',', 1, true) then return 0 end
-end
-redis.call('HSET', KEYS[1], 'state', ARGV[2], 'version', ARGV[3], 'info', ARGV[4])
-if ARGV[7] == '1' then
-  redis.call('ZREM', KEYS[2], ARGV[1])
-  redis.call('SREM', KEYS[4], ARGV[1])
-  redis.call('ZADD', KEYS[3], ARGV[6], ARGV[1])
-  redis.call('EXPIRE', KEYS[1], ARGV[8])
-else
-  redis.call('ZADD', KEYS[2], ARGV[5], ARGV[1])
-  redis.call('SADD', KEYS[4], ARGV[1])
-end
-return 1
-"""
-
-
-def _sources() -> dict[State, str]:
-    closure = reachable(TRANSITIONS)
-    return {
-        state: "," + "".join(f"{s}," for s in State if state in closure[s] or s == state)
-        for state in State
-    }
-
-
-_FROM = _sources()
+_TIMEOUT_SECONDS = 3.0
+_CONNECTIONS = 64
+_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +74,14 @@ class StoreSettings:
 
 
 class Store:
-    """Live state. Open one with `Store.connect`; every method raises Unreachable when Redis is down."""
+    """Live state. Open one with `Store.connect`.
+
+    Every method raises Unreachable when Redis is down. A call may have taken effect
+    then; all but `add_alerts` can be made again.
+    """
 
     def __init__(self, client: aioredis.Redis) -> None:
         self._redis = client
-        self._save = client.register_script(_SAVE)
-        self._swap = client.register_script(_SWAP)
 
     @classmethod
     @asynccontextmanager
@@ -129,17 +91,17 @@ class Store:
         Raises:
             Unreachable: Redis does not answer.
         """
-        client = cast(
-            aioredis.Redis,
-            aioredis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
-                settings.url,
-                socket_timeout=_TIMEOUT_SECONDS,
-                socket_connect_timeout=_TIMEOUT_SECONDS,
-                retry=Retry(ExponentialWithJitterBackoff(cap=1.0, base=0.05), 3),
-                health_check_interval=15,
-                decode_responses=True,
-            ),
+        pool = aioredis.BlockingConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+            settings.url,
+            max_connections=_CONNECTIONS,
+            timeout=_TIMEOUT_SECONDS,
+            socket_timeout=_TIMEOUT_SECONDS,
+            socket_connect_timeout=_TIMEOUT_SECONDS,
+            retry=Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), 2),
+            health_check_interval=15,
+            decode_responses=True,
         )
+        client = aioredis.Redis.from_pool(pool)
         store = cls(client)
         try:
             with _mapped():
@@ -154,19 +116,31 @@ class Store:
         with _mapped():
             await cast(Any, self._redis.ping())
 
+    async def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """Run a script any number of times in one round trip; load it when Redis forgot it."""
+        if not calls:
+            return []
+        with _mapped():
+            try:
+                return await self._send(script, calls)
+            except NoScriptError:
+                await self._redis.script_load(script.text)
+                return await self._send(script, calls)
+
+    async def _send(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        pipe = self._redis.pipeline(transaction=False)
+        for keys, args in calls:
+            await cast(Any, pipe.evalsha(script.sha, len(keys), *keys, *args))
+        return await pipe.execute()
+
     # --------------------------------------------------------------- sandboxes
 
     async def save(self, infos: Sequence[SandboxInfo]) -> list[bool]:
-        """Write records in one round trip; an item is False when what is on record is newer,
-        or cannot lead to the state given.
+        """Write records in one round trip.
+
+        An item is False when what is on record is newer, or cannot lead to the state given.
         """
-        if not infos:
-            return []
-        with _mapped():
-            pipe = self._redis.pipeline(transaction=False)
-            for info in infos:
-                await self._save(keys=_save_keys(info), args=_save_args(info), client=pipe)
-            answers = cast(list[int], await pipe.execute())
+        answers = await self._run(SAVE, [save_call(info) for info in infos])
         return [bool(answer) for answer in answers]
 
     async def get(self, sandbox_id: str) -> SandboxInfo | None:
@@ -179,41 +153,84 @@ class Store:
 
     async def get_many(self, sandbox_ids: Sequence[str]) -> list[SandboxInfo | None]:
         """Return records in the order asked for."""
-        if not sandbox_ids:
-            return []
-        with _mapped():
-            pipe = self._redis.pipeline(transaction=False)
-            for sandbox_id in sandbox_ids:
-                pipe.hget(f"sf:sandbox:{sandbox_id}", "info")
-            texts = cast(list[str | None], await pipe.execute())
+        texts: list[str | None] = []
+        for start in range(0, len(sandbox_ids), _PAGE):
+            with _mapped():
+                pipe = self._redis.pipeline(transaction=False)
+                for sandbox_id in sandbox_ids[start : start + _PAGE]:
+                    pipe.hget(f"sf:sandbox:{sandbox_id}", "info")
+                texts += cast(list[str | None], await pipe.execute())
         return [SandboxInfo.model_validate_json(t) if t is not None else None for t in texts]
 
     async def list(self, query: SandboxList) -> SandboxPage:
-        """Return sandboxes that match, newest first, a page at a time."""
-        index = "sf:sandboxes:ended" if query.ended else "sf:sandboxes:live"
+        """Return sandboxes that match, newest first, a page at a time.
+
+        Paging goes by the time in the ids, so what comes and goes meanwhile makes it
+        neither skip nor repeat anything else. A state that is an end includes the ended.
+        """
         found: list[SandboxInfo] = []
-        start = 0
-        with _mapped():
-            if query.after is not None:
-                rank = await self._redis.zrevrank(index, query.after)
-                start = 0 if rank is None else int(cast(int, rank)) + 1
+        after = query.after
+        while True:
+            ids = await self._ids(query, after)
+            for info in await self.get_many(ids):
+                if info is None or not _matches(info, query):
+                    continue
+                if len(found) == query.limit:
+                    return SandboxPage(sandboxes=found, next=found[-1].sandbox_id)
+                found.append(info)
+            if len(ids) < _PAGE:
+                return SandboxPage(sandboxes=found)
+            after = ids[-1]
+
+    async def _ids(self, query: SandboxList, after: str | None) -> list[str]:
+        """Return the next page of ids that may match, newest first."""
+        ended = _wants_ended(query)
+        if query.job_id is not None:
+            known = (await self.job_slots(query.job_id)).values()
+            ids = sorted({i for i in known if i != FAILED_SLOT}, key=_order, reverse=True)
+        elif query.node is not None and not ended:
+            ids = sorted(await self.live_on(query.node), key=_order, reverse=True)
+        else:
+            return await self._index_page("sf:sandboxes" if ended else "sf:sandboxes:live", after)
+        if after is not None:
+            ids = [i for i in ids if _order(i) < _order(after)]
+        return ids[:_PAGE]
+
+    async def _index_page(self, index: str, after: str | None) -> list[str]:
+        newest = "+inf" if after is None else created_ms(after)
+        ids: list[str] = []
+        offset = 0
         while True:
             with _mapped():
-                ids = cast(list[str], await self._redis.zrevrange(index, start, start + 999))
-            for position, info in enumerate(await self.get_many(ids)):
-                if info is not None and _matches(info, query):
-                    found.append(info)
-                    if len(found) == query.limit:
-                        more = position + 1 < len(ids) or len(ids) == 1000
-                        return SandboxPage(sandboxes=found, next=info.sandbox_id if more else None)
-            if len(ids) < 1000:
-                return SandboxPage(sandboxes=found)
-            start += 1000
+                page = cast(
+                    list[str],
+                    await self._redis.zrevrangebyscore(
+                        index, newest, "-inf", start=offset, num=_PAGE
+                    ),
+                )
+            ids += page if after is None else [i for i in page if _order(i) < _order(after)]
+            if len(ids) >= _PAGE or len(page) < _PAGE:
+                return ids[:_PAGE]
+            offset += _PAGE
 
-    async def forget_ended(self, before: float) -> None:
-        """Drop from the index those that ended before a time; their records expire themselves."""
+    async def forget_ended(self, before: float) -> int:
+        """Drop from the index those that ended before a time; their records expire themselves.
+
+        Returns how many there were, up to a thousand at a time.
+        """
         with _mapped():
-            await self._redis.zremrangebyscore("sf:sandboxes:ended", "-inf", before)
+            ids = cast(
+                list[str],
+                await self._redis.zrangebyscore(
+                    "sf:sandboxes:ends", "-inf", before, start=0, num=_PAGE
+                ),
+            )
+            if ids:
+                pipe = self._redis.pipeline(transaction=False)
+                pipe.zrem("sf:sandboxes", *ids)
+                pipe.zrem("sf:sandboxes:ends", *ids)
+                await pipe.execute()
+        return len(ids)
 
     async def live_on(self, node: str) -> set[str]:
         """Return the ids that are live on a node, as far as Redis knows."""
@@ -240,11 +257,13 @@ class Store:
         """Put a new job on record; False when it is there already."""
         name = f"sf:job:{submit.job_id}"
         with _mapped():
-            made = await cast(Any, self._redis.hsetnx(name, "submit", submit.model_dump_json()))
-            if made:
-                await cast(Any, self._redis.hsetnx(name, "info", info.model_dump_json()))
-                await self._redis.expire(name, JOB_SECONDS)
-        return bool(made)
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hsetnx(name, "submit", submit.model_dump_json())
+            # After the submit, so that whoever finds one finds the other.
+            pipe.hsetnx(name, "info", info.model_dump_json())
+            pipe.expire(name, JOB_SECONDS)
+            answers = await pipe.execute()
+        return bool(answers[0])
 
     async def get_job(self, job_id: str) -> tuple[JobSubmit, JobInfo] | None:
         """Return a job's request and where it is."""
@@ -278,6 +297,32 @@ class Store:
             found = await cast(Any, self._redis.hgetall(f"sf:job:{job_id}:slots"))
         return {int(k): v for k, v in cast(dict[str, str], found).items()}
 
+    async def some_slots(self, job_id: str, slots: Sequence[int]) -> list[str | None]:
+        """Return who holds each of some slots: a sandbox id, FAILED_SLOT or None."""
+        if not slots:
+            return []
+        with _mapped():
+            found = await cast(
+                Any, self._redis.hmget(f"sf:job:{job_id}:slots", [str(n) for n in slots])
+            )
+        return cast(list[str | None], found)
+
+    async def claim_slots(
+        self, job_id: str, claims: Mapping[int, tuple[str | None, str]]
+    ) -> dict[int, str]:
+        """Give slots to new holders, each only if the holder expected still has it.
+
+        `claims` is slot -> (holder expected, new holder). Returns who holds each slot
+        now: when two schedulers work on one job, both go on with the same sandbox.
+        """
+        if not claims:
+            return {}
+        args: list[str | float | int] = [JOB_SECONDS]
+        for slot, (expected, holder) in claims.items():
+            args += [slot, expected or "", holder]
+        answers = await self._run(CLAIM_SLOTS, [([f"sf:job:{job_id}:slots"], args)])
+        return dict(zip(claims, cast(list[str], answers[0]), strict=True))
+
     async def fail_slots(self, job_id: str, failures: Sequence[SlotFailure]) -> None:
         """Record slots that ended without a sandbox."""
         if not failures:
@@ -305,7 +350,7 @@ class Store:
             pipe.set(f"sf:node:{beat.node}", beat.model_dump_json(), ex=BEAT_SECONDS)
             pipe.sadd("sf:nodes", beat.node)
             pipe.get(f"sf:node:{beat.node}:intact")
-            answers = cast(list[Any], await pipe.execute())
+            answers = await pipe.execute()
         return answers[2] == beat.boot
 
     async def mark_intact(self, node: str, boot: str) -> None:
@@ -323,6 +368,16 @@ class Store:
                 else []
             )
         return [NodeBeat.model_validate_json(text) for text in texts if text is not None]
+
+    async def node_names(self) -> set[str]:
+        """Return the names of all nodes that were heard of and not forgotten."""
+        with _mapped():
+            return cast(set[str], await cast(Any, self._redis.smembers("sf:nodes")))
+
+    async def forget_node(self, node: str) -> None:
+        """Forget a node that is lost, until it beats again."""
+        with _mapped():
+            await cast(Any, self._redis.srem("sf:nodes", node))
 
     # ------------------------------------------------------------------ alerts
 
@@ -352,11 +407,9 @@ class Store:
         self, sandbox_id: str, before: str | None, after: str, seconds: int
     ) -> bool:
         """Replace that text if it is still `before`; False when another monitor was quicker."""
-        with _mapped():
-            made = await self._swap(
-                keys=[f"sf:standing:{sandbox_id}"], args=[before or "", after, seconds]
-            )
-        return bool(made)
+        key = f"sf:standing:{sandbox_id}"
+        answers = await self._run(SWAP, [([key], [before or "", after, seconds])])
+        return bool(answers[0])
 
     async def alerts(self, query: AlertList) -> list[Alert]:
         """Return alerts, newest first."""
@@ -375,30 +428,18 @@ class Store:
         return found
 
 
-def _save_keys(info: SandboxInfo) -> list[str]:
-    return [
-        f"sf:sandbox:{info.sandbox_id}",
-        "sf:sandboxes:live",
-        "sf:sandboxes:ended",
-        f"sf:node:{info.node}:sandboxes",
-    ]
+def _order(sandbox_id: str) -> tuple[int, str]:
+    """Return what sandboxes are sorted by; Redis breaks ties of its index the same way."""
+    return created_ms(sandbox_id), sandbox_id
 
 
-def _save_args(info: SandboxInfo) -> list[str | float | int]:
-    return [
-        info.sandbox_id,
-        info.state,
-        info.version,
-        info.model_dump_json(exclude_none=False),
-        info.created_at,
-        info.ended_at or 0,
-        "1" if info.state in TERMINAL else "0",
-        ENDED_SECONDS,
-        _FROM[info.state],
-    ]
+def _wants_ended(query: SandboxList) -> bool:
+    return query.ended or query.state in TERMINAL
 
 
 def _matches(info: SandboxInfo, query: SandboxList) -> bool:
+    if info.state in TERMINAL and not _wants_ended(query):
+        return False
     return (
         (query.state is None or info.state == query.state)
         and (query.job_id is None or info.job_id == query.job_id)
@@ -419,4 +460,4 @@ class _mapped:
             raise Unreachable(f"Redis does not answer: {text}") from error
 
 
-__all__ = ["Store", "StoreSettings", "reachable"]
+__all__ = ["ENDED_SECONDS", "FAILED_SLOT", "Store", "StoreSettings"]
