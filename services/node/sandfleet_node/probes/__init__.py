@@ -1,0 +1,1 @@
+"""Trying what the kernel does, without leaving anything; loaded quickly, needs only Python."""
