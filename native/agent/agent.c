@@ -39,16 +39,21 @@ static void on_signal(struct source *source, uint32_t events)
 	processes_reap(source->owner);
 }
 
-/* pid 1 ignores what it has no handler for; only the end of children is of interest. */
+/* pid 1 ignores what it has no handler for; only the end of children is of interest. Writing to
+ * a command that has closed its input raises SIGPIPE, which does nothing to pid 1 either, but may
+ * to an agent that another runtime has started under some other number. */
 static void signals_start(struct agent *a)
 {
 	sigset_t set;
 
+	/* What the launcher ignores its commands must not: clearing handlers on clone leaves
+	 * ignored signals ignored. */
+	for (int number = 1; number < _NSIG; number++)
+		signal(number, SIG_DFL);
 	sigemptyset(&set);
 	sigaddset(&set, SIGCHLD);
 	sigprocmask(SIG_SETMASK, &set, NULL);
-	signal(SIGPIPE, SIG_IGN);
-	signal(SIGCHLD, SIG_DFL);
+	signal(SIGPIPE, SIG_IGN); /* child.c undoes it */
 	a->signals.owner = a;
 	a->signals.ready = on_signal;
 	source_add(a->epoll, &a->signals, signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK), EPOLLIN);

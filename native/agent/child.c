@@ -148,6 +148,7 @@ void child_run(struct launch *l)
 	sigset_t none;
 	int status;
 
+	signal(SIGPIPE, SIG_DFL);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	setsid();

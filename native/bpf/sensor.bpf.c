@@ -11,7 +11,7 @@
  *
  * The launcher builds a sandbox from inside its cgroup, with mounts and namespaces. A task is
  * therefore judged from its first exec there; what it forks afterwards inherits that, exec or
- * not. Tasks older than the sensor are judged always: what they did before nobody saw.
+ * not. Tasks older than the watch are judged always: what they did before nobody saw.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
@@ -32,7 +32,7 @@ char LICENSE[] SEC("license") = "GPL";
 const volatile struct sensor_limit call_limit = { EVERY_NS, EVERY_NS };
 const volatile struct sensor_limit exec_limit = { EVERY_NS, EVERY_NS };
 
-/* Set by the loader at any time: the directory of this node's sandboxes, and when it attached. */
+/* Set by the loader at any time: the directory of this node's sandboxes, watched since when. */
 volatile __u64 root_id = 0;
 volatile __u64 since_ns = 0;
 

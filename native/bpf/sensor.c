@@ -159,7 +159,6 @@ static void load(struct sensor *sensor)
 	error = sensor_bpf__attach(sensor->bpf);
 	if (error)
 		die(EXIT_NO_BPF, "the eBPF programs do not attach: %s", why(error));
-	sensor->bpf->bss->since_ns = now_ns(CLOCK_MONOTONIC);
 }
 
 static int on_record(void *context, void *data, size_t size)
@@ -189,7 +188,12 @@ static void look_for_sandboxes(struct sensor *sensor)
 			statfs(sensor->options.sandboxes, &kind) == 0 &&
 			kind.f_type == CGROUP2_SUPER_MAGIC;
 
-	sensor->bpf->bss->root_id = is_there ? found.st_ino : 0;
+	sn_u64 root = is_there ? found.st_ino : 0;
+
+	if (root == sensor->bpf->bss->root_id)
+		return;
+	sensor->bpf->bss->root_id = root;
+	sensor->bpf->bss->since_ns = now_ns(CLOCK_MONOTONIC);
 }
 
 static sn_u64 total(struct sensor *sensor, enum sensor_counter which)

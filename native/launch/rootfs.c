@@ -107,8 +107,11 @@ static int mount_overlay(struct plan *plan)
 
 	if (work < 0)
 		return work;
-	/* Left by a sandbox that had the same upper before and was killed; it would be refused. */
-	if (unlinkat(work, "work/incompat/volatile", AT_REMOVEDIR) && errno != ENOENT)
+	/* A sandbox that had the same upper before has left a mark that says "not synced", at which
+	 * the kernel would refuse. The node knows, and wants it mounted again. */
+	if ((unlinkat(work, "work/incompat/volatile/dirty", 0) ||
+	     unlinkat(work, "work/incompat/volatile", AT_REMOVEDIR)) &&
+	    errno != ENOENT)
 		return -errno;
 	AUTO_CLOSE int fs = sys_fsopen("overlay");
 

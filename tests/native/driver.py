@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import os
 import select
 import shutil
@@ -53,6 +52,10 @@ class Outcome:
     stdin_taken: int = 0
     stdin_over: bool = False
     pid: int = 0
+
+
+Event = tuple[dict[str, str], int]
+"""A message of the launcher and the descriptor beside it, or -1."""
 
 
 class AgentError(Exception):
@@ -281,9 +284,12 @@ class Launcher:
     orphan_seconds: int = 60
     process: subprocess.Popen[bytes] = field(init=False)
     link: socket.socket = field(init=False)
-    events: list[tuple[dict[str, str], int]] = field(default_factory=list)
+    events: list[tuple[dict[str, str], int]] = field(
+        default_factory=list[tuple[dict[str, str], int]]
+    )
+    agents: list[Agent] = field(default_factory=list[Agent])
     _sequence: int = 0
-    _made: list[Path] = field(default_factory=list)
+    _made: list[Path] = field(default_factory=list[Path])
     _uid: int = FIRST_UID
 
     def __post_init__(self) -> None:
@@ -348,7 +354,7 @@ class Launcher:
         for _ in range(int(answer["sandboxes"])):
             message, fd = self.receive()
             assert message["event"] == "sandbox"
-            agents[message["id"]] = Agent(socket.socket(fileno=fd), int(message["pid"]))
+            agents[message["id"]] = self._adopt(fd, message["pid"])
         return answer, agents
 
     def event(self, name: str, timeout: float = 10) -> dict[str, str]:
@@ -400,12 +406,27 @@ class Launcher:
     def create(self, id: str, lowers: Iterable[str], **options: object) -> Agent:
         seq = self.send(self.create_request(id, lowers, **options))  # type: ignore[arg-type]
         answer, fd = self.answer(seq)
-        agent = Agent(socket.socket(fileno=fd), int(answer["pid"]))
+        agent = self._adopt(fd, answer["pid"])
         agent.hello()
         return agent
 
+    def _adopt(self, fd: int, pid: str) -> Agent:
+        self.agents.append(Agent(socket.socket(fileno=fd), int(pid)))
+        return self.agents[-1]
+
+    def end(self, id: str) -> int:
+        """Kill a sandbox, wait until it has gone, and return its wait status."""
+        self.ask("kill", ("id", id))
+        while True:
+            event = self.event("exit")
+            if event["id"] == id:
+                self.ask("forget", ("id", id))
+                return int(event["status"])
+
     def close(self) -> None:
         """End everything and leave nothing behind."""
+        for agent in self.agents:
+            agent.close()
         for _, fd in self.events:
             if fd >= 0:
                 os.close(fd)
@@ -439,13 +460,3 @@ def remove_group(group: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{group} does not empty")
         time.sleep(0.01)
-
-
-def received_fds(message: socket.socket) -> list[int]:
-    """Return the descriptors that travel beside the next packet."""
-    fds = array.array("i")
-    _, control, _, _ = message.recvmsg(65536, socket.CMSG_SPACE(64))
-    for level, kind, data in control:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
