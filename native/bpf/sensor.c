@@ -187,7 +187,6 @@ static void look_for_sandboxes(struct sensor *sensor)
 	bool is_there = stat(sensor->options.sandboxes, &found) == 0 &&
 			statfs(sensor->options.sandboxes, &kind) == 0 &&
 			kind.f_type == CGROUP2_SUPER_MAGIC;
-
 	sn_u64 root = is_there ? found.st_ino : 0;
 
 	if (root == sensor->bpf->bss->root_id)
