@@ -26,10 +26,17 @@ from .results import Result, result_of
 from .stream import Gap, Output, StreamState
 from .transport import WINDOW_BYTES, Link, LinkLost
 
-HOLD_SECONDS = 30.0
-"""How long a node holds its answer to a wait; then the wait is asked again."""
+HOLD_SECONDS = 10.0
+"""How long a node holds its answer to a wait; then the wait is asked again. Short enough
+that a node service that dies meanwhile does not hold its askers up for long."""
 QUIET_SECONDS = 5.0
 """A stream that says nothing for so long is looked after."""
+LONGEST_QUIET_SECONDS = 60.0
+
+
+def quiet_seconds(fruitless: int) -> float:
+    """Return how long a stream may be silent after so many links that brought nothing."""
+    return min(QUIET_SECONDS * 2 ** min(fruitless, 8), LONGEST_QUIET_SECONDS)
 
 
 class AsyncCommand:
@@ -268,7 +275,7 @@ class AsyncCommand:
                 link = await self._attach()
                 try:
                     await self._send(stream.attached(link.state))
-                    await self._receive(link)
+                    await self._receive(link, quiet_seconds(fruitless))
                 except (Gap, LinkLost):
                     moved = (stream.output.position, stream.input.acknowledged) != before
                     fruitless = 0 if moved else fruitless + 1
@@ -293,13 +300,13 @@ class AsyncCommand:
         self._link = link
         return link
 
-    async def _receive(self, link: Link) -> None:
+    async def _receive(self, link: Link, quiet: float) -> None:
         stream = self._stream
         loop = asyncio.get_running_loop()
         speak_at = loop.time() + KEEPALIVE_SECONDS
         while not stream.is_over:
             try:
-                async with asyncio.timeout(QUIET_SECONDS):
+                async with asyncio.timeout(quiet):
                     frame = await link.receive()
             except TimeoutError:
                 await self._look_after()
@@ -323,5 +330,11 @@ class AsyncCommand:
             state = await self._ask_state(output.position, wait_seconds=0)
         except Unavailable:
             raise Gap from None
-        if state.state != "running" or state.output_bytes > output.position:
+        flow = self._stream.input
+        if (
+            state.state != "running"
+            or state.output_bytes > output.position
+            or not flow.is_settled()  # the command is slow to read, or its node never got it
+            or (flow.is_closed and not state.stdin_closed)
+        ):
             raise Gap
