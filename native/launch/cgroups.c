@@ -9,8 +9,12 @@
 
 static int join(int dir)
 {
-	AUTO_CLOSE int fd = openat(dir, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+	/* v1's "tasks" first: moving one thread that is the caller itself needs no lock over the
+	 * whole machine, which costs "cgroup.procs" a grace period of some milliseconds. */
+	AUTO_CLOSE int fd = openat(dir, "tasks", O_WRONLY | O_CLOEXEC);
 
+	if (fd < 0)
+		fd = openat(dir, "cgroup.procs", O_WRONLY | O_CLOEXEC);
 	if (fd < 0 || write(fd, "0", 1) != 1)
 		return -errno;
 	return 0;
