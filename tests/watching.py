@@ -214,6 +214,12 @@ class Running:
                 pytest.fail(f"{self.role}: {await self.health()}\n{said}")
             await asyncio.sleep(0.05)
 
+    async def until_metric(self, line: str, least: float = 1) -> None:
+        """Wait until a metric is at least so much."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self.metric(line) < least:  # noqa: ASYNC110 - another process has it
+                await asyncio.sleep(0.05)
+
     def children(self) -> list[int]:
         """Return the pids of its child processes."""
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")

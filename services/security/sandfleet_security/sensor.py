@@ -50,6 +50,7 @@ class Sensor:
         self._metrics = metrics
         self._log = log
         self._waiting = Waiting(limit=settings.waiting_facts, starts_each=settings.starts_each)
+        metrics.waiting.set_function(lambda: len(self._waiting))
         self._blind: str | None = "the sensor program is not attached yet"
         self._beat: Beat | None = None
         self._sequence = 0
@@ -179,7 +180,6 @@ class Sensor:
             self._metrics.batches.inc()
             for fact in facts:
                 self._metrics.facts.labels(fact.kind if fact.kind in KINDS else "other").inc()
-        self._metrics.waiting.set(len(self._waiting))
 
 
 async def run_sensor() -> int:
