@@ -1,0 +1,88 @@
+"""Building layers: the same bytes each time, and nothing left when it fails."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from requirements import REPOSITORY, need_root
+
+from sandfleet_common.errors import Unreachable
+from sandfleet_node.layers import Environment, LayerStore
+from sandfleet_node.layers.base import build_base
+from sandfleet_node.layers.debian import Release, bootstrap
+from sandfleet_node.layers.image import pack
+
+pytestmark = [pytest.mark.root]
+
+
+def need(program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"doctor line `base-layer`: {program} is not installed; run `make install`")
+
+
+def tree(place: Path) -> Path:
+    (place / "etc").mkdir(parents=True)
+    (place / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
+    (place / "link").symlink_to("etc/hosts")
+    return place
+
+
+def test_equal_trees_give_equal_images(tmp_path: Path) -> None:
+    need("mkfs.erofs")
+    digests: set[str] = set()
+    for name in ("one", "two"):
+        made = tree(tmp_path / name)
+        os.utime(made / "etc" / "hosts", (len(digests), len(digests)))
+        pack(made, tmp_path / f"{name}.erofs")
+        digests.add(hashlib.sha256((tmp_path / f"{name}.erofs").read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_a_mirror_that_does_not_answer_leaves_nothing_behind(tmp_path: Path) -> None:
+    need_root()
+    need("debootstrap")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: refuses
+        mirror = f"http://127.0.0.1:{closed.getsockname()[1]}/debian"
+        mounts = Path("/proc/self/mounts").read_text()
+        with pytest.raises(Unreachable, match="debootstrap of bookworm failed"):
+            bootstrap(
+                Release("bookworm", "12", mirror),
+                tmp_path / "tree", tmp_path / "cache", tmp_path / "log", lambda line: None,
+            )  # fmt: skip
+    assert Path("/proc/self/mounts").read_text() == mounts
+
+
+def test_an_environment_that_is_there_is_not_built_again(tmp_path: Path) -> None:
+    store = LayerStore(tmp_path / "layers")
+    store.make()
+    image = store.temporary("image")
+    image.write_bytes(b"an image")
+    digest = store.add(image, kind="base", created_at=0).digest
+    store.publish(Environment(name="debian", version="12.1", layers=(digest,)))
+    told: list[str] = []
+    assert build_base(store, "debian", told.append).version == "12.1"
+    assert told == []
+
+
+def test_the_command_names_what_it_made_sure_of() -> None:
+    need_root()
+    state = Path(os.environ.get("SANDFLEET_STATE_DIR", REPOSITORY / ".sandfleet"))
+    command = [sys.executable, "-m", "sandfleet_node.layers", "build-base", "--state", str(state)]
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = [process.communicate(timeout=600) for process in started]
+    assert [process.returncode for process in started] == [0, 0], answers
+    assert len({out for out, _ in answers}) == 1
+    name, digest = answers[0][0].split()
+    environment = LayerStore(state / "layers").resolve("debian")
+    assert (name, (digest,)) == (f"debian@{environment.version}", environment.layers)
