@@ -17,6 +17,8 @@ import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 import yaml
 
+from sandfleet_common.lifecycle import Health
+from sandfleet_common.metrics import HealthMetrics, Metrics
 from sandfleet_common.settings import ServiceSettings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -108,16 +110,72 @@ def rules() -> tuple[Tree, ...]:
     return tuple(rule for group in groups for rule in group["rules"])
 
 
-_GROUPING = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
+_GROUPING = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 _WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan", "group_left", "group_right"}
+
+
+def _unquoted(expression: str) -> str:
+    return re.sub(r'"(?:[^"\\]|\\.)*"', '""', expression)
 
 
 def metric_names(expression: str) -> set[str]:
     """Return the metrics that a PromQL expression reads."""
-    text = re.sub(r'"(?:[^"\\]|\\.)*"', "", expression)
-    text = _GROUPING.sub(" ", re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text))
-    return {
-        match.group(1)
-        for match in re.finditer(r"\b([a-zA-Z_:][a-zA-Z0-9_:]*)\b(?!\s*\()", text)
-        if match.group(1).lower() not in _WORDS and not match.group(1)[0].isdigit()
+    text = _GROUPING.sub(" ", re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", _unquoted(expression)))
+    words = re.findall(r"(?<![\w:.$])([a-zA-Z_:][\w:]*)\b(?!\s*\()", text)
+    return {word for word in words if word.lower() not in _WORDS}
+
+
+def selected_labels(expression: str) -> set[str]:
+    """Return the labels that a PromQL expression selects, joins or groups by."""
+    text = _unquoted(expression)
+    grouped = {
+        label.strip()
+        for _, labels in _GROUPING.findall(text)
+        for label in labels.split(",")
+        if label.strip()
     }
+    matched = {
+        label
+        for braces in re.findall(r"\{([^}]*)\}", text)
+        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", braces)
+    }
+    return grouped | matched
+
+
+def variable_queries() -> list[str]:
+    """Return what the dashboard's variables are filled from."""
+    found: list[str] = []
+    for variable in dashboard()["templating"]["list"]:
+        match = re.fullmatch(r"label_values\((.+), *(\w+)\)", variable["query"]["query"])
+        assert match is not None, variable["name"]
+        found.append(f"count by ({match[2]}) ({match[1]})")
+    return found
+
+
+@functools.cache
+def declared_metrics() -> dict[str, set[str]]:
+    """Return every series that the services can show, with its labels."""
+    found: dict[str, set[str]] = {"up": set()}
+    for collector in _collectors():
+        for family in collector.describe():
+            labels = set(map(str, collector._labelnames))
+            for ending in _ENDINGS[family.type]:
+                found[family.name + ending] = labels
+    health = Health()
+    health.checks["any"] = lambda: None
+    for family in HealthMetrics(health).collect():
+        found[family.name] = {label for sample in family.samples for label in sample.labels}
+    return found
+
+
+_ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+
+
+def _collectors() -> Iterator[Any]:
+    for package in PACKAGES:
+        module = importlib.import_module(f"sandfleet_{package}.metrics")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and kind.__module__ == module.__name__:
+                made = kind()
+                metrics = made if isinstance(made, Metrics) else made.metrics
+                yield from metrics.registry._collector_to_names  # pyright: ignore[reportPrivateUsage]
