@@ -76,14 +76,14 @@ void serve_stat(struct agent *a, const struct sf_frame *head, const struct reque
 	act_as_root(a);
 }
 
-static int make_directory(char *path, mode_t mode, bool with_parents)
+static int make_directory(const char *path, mode_t mode, bool with_parents)
 {
 	char copy[SF_PATH_MAX];
 	const char *name;
 
-	if (with_parents)
-		return path_make(path, mode);
 	strcpy(copy, path);
+	if (with_parents)
+		return path_make(copy, mode);
 	AUTO_CLOSE int dir = path_parent(copy, &name);
 
 	if (dir < 0)
@@ -111,11 +111,29 @@ void serve_mkdir(struct agent *a, const struct sf_frame *head, const struct requ
 	act_as_root(a);
 }
 
+static int move(const char *path, const char *target)
+{
+	char from[SF_PATH_MAX], to[SF_PATH_MAX];
+	const char *old_name, *new_name;
+
+	strcpy(from, path);
+	strcpy(to, target);
+	AUTO_CLOSE int old_dir = path_parent(from, &old_name);
+
+	if (old_dir < 0)
+		return old_dir;
+	AUTO_CLOSE int new_dir = path_parent(to, &new_name);
+
+	if (new_dir < 0)
+		return new_dir;
+	return renameat(old_dir, old_name, new_dir, new_name) ? -errno : 0;
+}
+
 void serve_rename(struct agent *a, const struct sf_frame *head, const struct request *request)
 {
 	char path[SF_PATH_MAX], target[SF_PATH_MAX];
 	struct identity identity;
-	int error = 0;
+	int status;
 
 	if (request->target.size == 0) {
 		reply_error(a, head->id, EINVAL, "the request names no target");
@@ -123,16 +141,15 @@ void serve_rename(struct agent *a, const struct sf_frame *head, const struct req
 	}
 	if (files_begin(a, head->id, request, &identity, path) < 0)
 		return;
-	if (path_full(&request->target, &identity, target) < 0)
-		error = ENAMETOOLONG;
-	else if (!settled_has(a, head->id, SF_RENAME) && rename(path, target))
-		error = errno;
-	if (error == EXDEV) {
+	status = path_full(&request->target, &identity, target);
+	if (status == 0 && !settled_has(a, head->id, SF_RENAME))
+		status = move(path, target);
+	if (status == -EXDEV) {
 		/* The overlay cannot move a directory that lies in a read-only layer. */
 		reply_error(a, head->id, EXDEV, "cannot rename %.120s: copy it and remove it instead",
 			    path);
-	} else if (error != 0) {
-		files_refuse(a, head->id, "rename", path, error);
+	} else if (status < 0) {
+		files_refuse(a, head->id, "rename", path, -status);
 	} else {
 		settled_add(a, head->id, SF_RENAME);
 		answer_entry(a, head->id, "find", target, O_NOFOLLOW);

@@ -78,7 +78,7 @@ void output_free(struct output *output)
 	drop_segments(output);
 }
 
-/* Reads and counts, beyond the limit. The scratch page is free between events. */
+/* Reads and counts, beyond the limit or out of memory. The scratch pages are free between events. */
 static ssize_t read_and_drop(struct agent *a, struct output *output, struct stream *stream)
 {
 	size_t want = MIN(stream->left, (size_t)SF_FRAME_DATA_MAX);
@@ -90,7 +90,7 @@ static ssize_t read_and_drop(struct agent *a, struct output *output, struct stre
 	return size;
 }
 
-static ssize_t read_and_keep(struct output *output, struct stream *stream)
+static ssize_t read_and_keep(struct agent *a, struct output *output, struct stream *stream)
 {
 	uint8_t *at;
 	int waiting = 0;
@@ -102,10 +102,8 @@ static ssize_t read_and_keep(struct output *output, struct stream *stream)
 	want = (size_t)MIN((uint64_t)want, output->limit - output->ring.tail);
 	size_t room = ring_room(&output->ring, want, SF_WINDOW, &at);
 
-	if (room == 0) {
-		errno = ENOMEM;
-		return -1;
-	}
+	if (room == 0)
+		return read_and_drop(a, output, stream);
 	ssize_t size = RETRY(read(stream->source.fd, at, room));
 
 	if (size > 0) {
@@ -132,7 +130,7 @@ static bool read_stream(struct agent *a, struct stream *stream)
 		source_want(a->epoll, &stream->source, 0); /* until the node acknowledges */
 		return false;
 	} else {
-		size = read_and_keep(output, stream);
+		size = read_and_keep(a, output, stream);
 		if (size > 0)
 			process_speaks(a, p, 0);
 	}
@@ -140,8 +138,6 @@ static bool read_stream(struct agent *a, struct stream *stream)
 		stream->left -= (size_t)size;
 	if (size > 0 && stream->left > 0)
 		return true;
-	if (size < 0 && errno == ENOMEM)
-		return false;
 	/* The end, or EIO from a terminal nobody holds; while draining, also nothing more to read. */
 	if (size >= 0 || errno != EAGAIN || is_draining) {
 		source_close(a->epoll, &stream->source);

@@ -50,27 +50,35 @@ int path_parent(char *path, const char **name)
 	return status < 0 ? status : path_open(AT_FDCWD, directory, O_PATH | O_DIRECTORY);
 }
 
+/* Makes one directory if it is missing and steps into it. */
+static int make_and_enter(int *dir, const char *name, mode_t mode)
+{
+	if (mkdirat(*dir, name, mode) && errno != EEXIST && errno != EROFS)
+		return -errno;
+	int next = path_open(*dir, name, O_PATH | O_DIRECTORY);
+
+	if (next < 0)
+		return next;
+	close(*dir);
+	*dir = next;
+	return 0;
+}
+
 int path_make(char *path, mode_t mode)
 {
-	struct stat stat;
+	AUTO_CLOSE int dir = path_open(AT_FDCWD, "/", O_PATH | O_DIRECTORY);
+	int status = dir < 0 ? dir : 0;
+	char *rest = path;
+	const char *name;
 
-	for (char *at = path + 1;; at++) {
-		if (*at != '/' && *at != '\0')
-			continue;
-		char end = *at;
+	/* Component by component, for the same rules about links as everywhere else. */
+	while (status == 0 && (name = strsep(&rest, "/")) != NULL) {
+		bool is_last = rest == NULL || rest[strspn(rest, "/")] == '\0';
 
-		*at = '\0';
-		int failed = mkdir(path, end == '\0' ? mode : 0755);
-
-		*at = end;
-		if (failed && errno != EEXIST && errno != EROFS)
-			return -errno;
-		if (end == '\0')
-			break;
+		if (*name != '\0')
+			status = make_and_enter(&dir, name, is_last ? mode : 0755);
 	}
-	if (fstatat(AT_FDCWD, path, &stat, 0))
-		return -errno;
-	return S_ISDIR(stat.st_mode) ? 0 : -ENOTDIR;
+	return status;
 }
 
 void entry_build(struct builder *fields, const char *name, const struct stat *stat,

@@ -23,7 +23,7 @@ int path_open(int dir, const char *path, int flags);
 /* A directory for *at calls, and the last name. A negative errno on failure. */
 int path_parent(char *path, const char **name);
 
-/* mkdir of every missing directory of the path, the last one included. */
+/* mkdir of every missing directory of the path, the last one included. Takes the path apart. */
 int path_make(char *path, mode_t mode);
 
 /* What is written into a RESULT about one file. */

@@ -195,8 +195,8 @@ void serve_signal(struct agent *a, const struct sf_frame *head, const struct req
 		return;
 	if (head->flags & SF_FLAG_TREE)
 		group_signal(a, p, (int)request->signal);
-	else if (!p->is_reaped)
-		kill(-p->pid, (int)request->signal);
+	else if (!p->is_reaped && kill(-p->pid, (int)request->signal) && errno == ESRCH)
+		kill(p->pid, (int)request->signal); /* so young that it leads no group yet */
 }
 
 void serve_resize(struct agent *a, const struct sf_frame *head, const struct request *request)

@@ -1,5 +1,7 @@
 #include "agent/users.h"
 
+#include "common/sys.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -121,7 +123,8 @@ typedef bool take_line(const char *line, size_t size, void *context);
  * is too long is passed over; so is everything if the file is not what it should be. */
 static bool each_line(const char *path, take_line *take, void *context)
 {
-	AUTO_CLOSE int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	AUTO_CLOSE int fd = sys_openat2(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0,
+					SF_RESOLVE_NO_MAGICLINKS);
 	struct stat stat;
 	char buffer[LINE_MAX_SIZE];
 	size_t used = 0, total = 0;

@@ -217,59 +217,81 @@ static __always_inline void report(const struct sn_call *call, bool is_urgent)
 	count(lost ? COUNT_RING_FULL : COUNT_REPORTED);
 }
 
+/* What one call is: of which table, and how it is watched. */
+struct looked_up {
+	int number;
+	__u16 flags;
+	unsigned char how;
+};
+
+/* False for a call that is not watched, which is nearly every one: this runs for all of them. */
+static __always_inline bool look_up(struct looked_up *call, struct task_struct *task, int number)
+{
+	call->number = number;
+	call->how = WATCHED;
+	call->flags = 0;
+	if (task->thread_info.status & TS_COMPAT) {
+		call->flags = SN_FLAG_I386;
+		return true;
+	}
+	if (number < 0)
+		return false; /* rt_sigreturn, or no call at all */
+	if (number & X32_BIT) {
+		call->number = number & ~X32_BIT;
+		call->flags = SN_FLAG_X32;
+		return true;
+	}
+	if (number >= WATCHED_MAX)
+		return false;
+	call->how = watched_calls[number & (WATCHED_MAX - 1)];
+	return call->how & WATCHED;
+}
+
+static __always_inline void tell(const struct looked_up *what, struct task_struct *task,
+				 struct pt_regs *regs, long result, int level)
+{
+	struct sn_call call = {
+		.header = { .size = sizeof(call), .type = SN_CALL, .flags = what->flags },
+		.nr = what->number,
+		.result = result,
+	};
+	struct sensor_bucket bucket = { .nr = what->flags ? SN_NR_FOREIGN : what->number };
+	__u64 identity = bpf_get_current_pid_tgid();
+
+	read_args(call.args, regs, what->flags & SN_FLAG_I386);
+	if (!matters(what->how, call.args, result))
+		return;
+	call.header.flags |= aims(what->how, call.args);
+	if (what->how & URGENT)
+		call.header.flags |= SN_FLAG_URGENT;
+	if (task->mm == task->real_parent->mm)
+		call.header.flags |= SN_FLAG_SHARES_PARENT;
+	if (!describe(&call.header, call.sandbox, level))
+		return;
+	bucket.cgroup = call.header.cgroup;
+	bucket.urgent = !!(call.header.flags & SN_FLAG_URGENT);
+	if (!allowed(&bucket, call.sandbox, &call_limit))
+		return;
+	call.pid = identity >> 32;
+	call.tid = (__u32)identity;
+	call.uid = (__u32)bpf_get_current_uid_gid();
+	bpf_get_current_comm(call.program, sizeof(call.program));
+	report(&call, bucket.urgent);
+}
+
 SEC("tp_btf/sys_exit")
 int BPF_PROG(on_call, struct pt_regs *regs, long result)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	bool is_i386 = task->thread_info.status & TS_COMPAT;
-	int number = (int)regs->orig_ax; /* the kernel looks at these 32 bits only */
-	struct sn_call call = {};
-	struct sensor_bucket bucket = {};
-	unsigned char how = WATCHED;
-	__u64 identity;
+	struct looked_up call;
 	int level;
 
-	if (is_i386) {
-		call.header.flags = SN_FLAG_I386;
-		bucket.nr = SN_NR_FOREIGN;
-	} else if (number < 0) {
-		return 0; /* rt_sigreturn, or no call at all */
-	} else if (number & X32_BIT) {
-		call.header.flags = SN_FLAG_X32;
-		bucket.nr = SN_NR_FOREIGN;
-	} else {
-		if (number >= WATCHED_MAX)
-			return 0;
-		how = watched_calls[number & (WATCHED_MAX - 1)];
-		if (!(how & WATCHED))
-			return 0;
-		bucket.nr = number;
-	}
+	/* The kernel looks at the low 32 bits of the number only, and so must we. */
+	if (!look_up(&call, task, (int)regs->orig_ax))
+		return 0;
 	level = sandbox_level();
-	if (level == 0 || !is_judged(task))
-		return 0;
-	read_args(call.args, regs, is_i386);
-	if (!matters(how, call.args, result))
-		return 0;
-	call.header.size = sizeof(call);
-	call.header.type = SN_CALL;
-	call.header.flags |= aims(how, call.args) | (how & URGENT ? SN_FLAG_URGENT : 0);
-	if (task->mm == task->real_parent->mm)
-		call.header.flags |= SN_FLAG_SHARES_PARENT;
-	if (!describe(&call.header, call.sandbox, level))
-		return 0;
-	bucket.cgroup = call.header.cgroup;
-	bucket.urgent = !!(call.header.flags & SN_FLAG_URGENT);
-	if (!allowed(&bucket, call.sandbox, &call_limit))
-		return 0;
-	identity = bpf_get_current_pid_tgid();
-	call.pid = identity >> 32;
-	call.tid = (__u32)identity;
-	call.uid = (__u32)bpf_get_current_uid_gid();
-	call.nr = number & ~X32_BIT;
-	call.result = result;
-	bpf_get_current_comm(call.program, sizeof(call.program));
-	report(&call, bucket.urgent);
+	if (level != 0 && is_judged(task))
+		tell(&call, task, regs, result, level);
 	return 0;
 }
 

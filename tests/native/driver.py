@@ -93,7 +93,7 @@ class Agent:
         self.channel.sendall(wire.pack_frame(kind, id, flags, position, payload))
 
     def receive(self, timeout: float = 10) -> Frame:
-        if not select.select([self.channel], [], [], timeout)[0]:
+        if not is_readable(self.channel, timeout):
             raise TimeoutError("the agent says nothing")
         packet = self.channel.recv(wire.PACKET_MAX_BYTES)
         if not packet:
@@ -250,6 +250,13 @@ class Agent:
         return entries(self.ask(FrameType.LIST, [(Tag.PATH, path)]))
 
 
+def is_readable(link: socket.socket, timeout: float) -> bool:
+    """Wait for a packet; unlike select, for descriptors of any number."""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))
+
+
 def numbers(frame: Frame) -> dict[Tag, int]:
     fields = wire.unpack_fields(frame.payload)
     return {tag: value for tag, value in fields if isinstance(value, int)}
@@ -323,7 +330,7 @@ class Launcher:
                 time.sleep(0.01)
 
     def receive(self, timeout: float = 10) -> tuple[dict[str, str], int]:
-        if not select.select([self.link], [], [], timeout)[0]:
+        if not is_readable(self.link, timeout):
             raise TimeoutError("the launcher says nothing")
         packet, fds, _, _ = socket.recv_fds(self.link, wire.LAUNCHER_MAX_BYTES, 1)
         if not packet:

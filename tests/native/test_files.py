@@ -169,6 +169,16 @@ def test_the_agent_does_not_show_itself(agent: Agent, path: str) -> None:
     assert errno_of(agent.read, path) in (13, 40)
 
 
+@pytest.mark.parametrize("path", ["/proc/self/fd/4/x", "/proc/self/root/tmp/x", "/tmp/link/x"])
+def test_no_path_leads_through_the_agents_own_descriptors(agent: Agent, path: str) -> None:
+    agent.sh("ln -s /proc/self/fd/4 /tmp/link; : > /tmp/file")
+    assert errno_of(agent.ask, FrameType.MKDIR, [(Tag.PATH, path)], FrameFlag.PARENTS) == 40
+    assert errno_of(agent.ask, FrameType.MKDIR, [(Tag.PATH, path)]) == 40
+    assert errno_of(agent.write, path, b"", parents=True) == 40
+    assert errno_of(rename, agent, "/tmp/file", path) == 40
+    assert errno_of(remove, agent, path, recursive=True) == 40
+
+
 def test_files_are_accessed_with_the_users_rights(agent: Agent) -> None:
     assert errno_of(agent.read, "/etc/secret", user="user") == 13
     assert errno_of(agent.write, "/etc/new", b"x", user="user") == 13
