@@ -1,0 +1,86 @@
+"""Questions to the platform, and why there was no answer."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+from sandfleet.calls import ended
+from sandfleet.nats_transport import NatsTransport
+from sandfleet_common import messages as m
+from sandfleet_common import subjects as s
+from sandfleet_common.bus import Bus
+from sandfleet_common.errors import NotFound, SandfleetError, Unreachable
+from sandfleet_common.ids import node_of
+from sandfleet_common.states import TERMINAL
+from sandfleet_common.subjects import Subject
+
+BodyT = TypeVar("BodyT", bound=m.Message)
+ReplyT = TypeVar("ReplyT", bound=m.Message)
+
+RECORD_SECONDS = 5.0
+"""How long the record of a sandbox is awaited whose node is silent."""
+
+
+def held_seconds(body: m.Message) -> float:
+    """Return how long the one asked may hold its answer back on purpose."""
+    for name in ("wait_seconds", "deadline_seconds"):
+        if held := getattr(body, name, None):
+            return float(held)
+    return 0.0
+
+
+class Upstream:
+    """The platform behind the gateway."""
+
+    def __init__(self, bus: Bus, transport: NatsTransport, ask_seconds: float) -> None:
+        self.bus = bus
+        self.transport = transport
+        self._ask_seconds = ask_seconds
+
+    async def ask(self, subject: Subject[BodyT, ReplyT], body: BodyT) -> ReplyT:
+        """Ask once. A node's subject is asked of the node that the sandbox's id names.
+
+        Raises:
+            SandboxGone, NodeLost: nobody answers because the sandbox is no more; says why.
+            Unreachable: nobody answers, and the sandbox is on record as alive.
+            SandfleetError: what the one asked says.
+        """
+        try:
+            return await self.transport.call(
+                subject, body, within=self._ask_seconds + held_seconds(body)
+            )
+        except Unreachable as problem:
+            if "node" not in subject.holes():
+                raise
+            return await self._explain(subject, cast(Any, body).sandbox_id, problem)
+
+    async def submit(self, job: m.JobSubmit) -> bool:
+        """Put a job into the queue; return False if it was there already.
+
+        Raises:
+            Unreachable: the queue did not confirm; submitting it again is safe.
+        """
+        return await self.bus.store(s.JOB_SUBMIT, job, once=job.job_id)
+
+    async def _explain(
+        self, subject: Subject[Any, ReplyT], sandbox_id: str, problem: Unreachable
+    ) -> ReplyT:
+        """Answer for a silent node from the record."""
+        try:
+            info = await self.transport.call(
+                s.SANDBOX_GET, m.SandboxGet(sandbox_id=sandbox_id), within=RECORD_SECONDS
+            )
+        except NotFound:
+            raise
+        except SandfleetError:
+            raise problem from None  # nobody knows better
+        if info.state not in TERMINAL:
+            node = node_of(sandbox_id)
+            raise Unreachable(
+                f"node {node}, which owns {sandbox_id}, does not answer now; "
+                "its sandboxes go on, ask again",
+                node=node,
+            ) from None
+        if subject is s.STOP:
+            return cast(ReplyT, info)  # ending one that has ended is no error
+        raise ended(info) from None

@@ -1,0 +1,207 @@
+"""A real gateway on a free loopback port, in this process, with a peer for its schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+from servers import Servers
+from websockets.asyncio.client import ClientConnection, connect
+
+from sandfleet_common import messages as m
+from sandfleet_common import subjects as s
+from sandfleet_common.bus import Bus
+from sandfleet_common.errors import NotFound
+from sandfleet_common.ids import new_sandbox_id
+from sandfleet_common.lifecycle import Health, Tasks
+from sandfleet_common.logs import Logger
+from sandfleet_common.states import State
+from sandfleet_gateway.config import GatewaySettings
+from sandfleet_gateway.service import Gateway
+
+KEY = "sfk-a-key-of-the-tests"
+OTHER_KEY = "sfk-another-key-of-the-tests"
+
+
+async def until(fact: Callable[[], Any], seconds: float = 15) -> None:
+    """Wait until `fact`, which may be a coroutine function, holds."""
+    async with asyncio.timeout(seconds):
+        while True:
+            found = fact()
+            if await found if inspect.isawaitable(found) else found:
+                return
+            await asyncio.sleep(0.02)
+
+
+def key_line(name: str, key: str) -> str:
+    """Return a line of a key file."""
+    return f"{name}:{hashlib.sha256(key.encode()).hexdigest()}\n"
+
+
+@dataclass(slots=True)
+class Running:
+    """A gateway that serves."""
+
+    gateway: Gateway
+    health: Health
+    keys: Path
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    def client(self, key: str | None = KEY, **options: Any) -> httpx.AsyncClient:
+        """Return a client with an API key."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20, **options)
+
+    def session(self, sandbox_id: str, key: str | None = KEY, **options: Any) -> connect:
+        """Return a WebSocket session, to enter."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        options.setdefault("additional_headers", headers)
+        options.setdefault("compression", None)
+        return connect(f"ws{self.url[4:]}/v1/sandboxes/{sandbox_id}/session", **options)
+
+
+@asynccontextmanager
+async def running_gateway(
+    servers: Servers, directory: Path, log: Logger, **settings: Any
+) -> AsyncGenerator[Running]:
+    """Run a gateway until the block ends, then drain it."""
+    keys = directory / "keys"
+    if not keys.exists():
+        keys.write_text(key_line("tester", KEY) + key_line("other", OTHER_KEY))
+    values: dict[str, Any] = {
+        "port": 0,
+        "nats_servers": servers.nats.url,
+        "nats_password": SecretStr(servers.nats.passwords["gateway"]),
+        "api_keys_file": keys,
+        "drain_seconds": 2,
+    }
+    health = Health()
+    gateway = Gateway(GatewaySettings(**(values | settings)), log, health)
+    is_ready = asyncio.Event()
+
+    def ready() -> None:
+        health.is_ready = True
+        is_ready.set()
+
+    async with Tasks(log) as tasks:
+        running = tasks.start(gateway.run(ready), "gateway")
+        waiting = tasks.start(is_ready.wait(), "ready")
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        yield Running(gateway, health, keys)
+        await gateway.drain()
+        await running
+
+
+@dataclass(slots=True)
+class ScriptedScheduler:
+    """Serves a scheduler's subjects from records that a test writes."""
+
+    bus: Bus
+    records: dict[str, m.SandboxInfo] = field(default_factory=dict[str, m.SandboxInfo])
+    by_key: dict[str, str] = field(default_factory=dict[str, str])
+    jobs: dict[str, m.JobInfo] = field(default_factory=dict[str, m.JobInfo])
+    slots: dict[str, dict[int, m.SandboxInfo | m.SlotFailure]] = field(
+        default_factory=dict[str, dict[int, m.SandboxInfo | m.SlotFailure]]
+    )
+    asked: list[m.Message] = field(default_factory=list[m.Message])
+
+    @classmethod
+    @asynccontextmanager
+    async def serve(cls, bus: Bus) -> AsyncGenerator[ScriptedScheduler]:
+        """Serve until the block ends."""
+        it = cls(bus)
+        subscriptions = [
+            await bus.serve(s.SANDBOX_CREATE, it._create),
+            await bus.serve(s.SANDBOX_GET, it._get),
+            await bus.serve(s.SANDBOX_LIST, it._list),
+            await bus.serve(s.JOB_GET, it._job),
+            await bus.serve(s.JOB_SLOTS, it._slots),
+        ]
+        await bus.flush()
+        try:
+            yield it
+        finally:
+            for subscription in subscriptions:
+                await subscription.close()
+
+    def record(self, node: str, **values: Any) -> m.SandboxInfo:
+        """Put a sandbox on record."""
+        fields: dict[str, Any] = {
+            "sandbox_id": new_sandbox_id(node),
+            "node": node,
+            "state": State.RUNNING,
+            "spec": m.SandboxSpec(),
+            "created_at": time.time(),
+        }
+        info = m.SandboxInfo(**(fields | values))
+        self.records[info.sandbox_id] = info
+        return info
+
+    async def _create(self, body: m.SandboxCreate) -> m.SandboxInfo:
+        self.asked.append(body)
+        if body.key in self.by_key:
+            return self.records[self.by_key[body.key]]
+        info = self.record("n1", spec=body.spec)
+        if body.key is not None:
+            self.by_key[body.key] = info.sandbox_id
+        return info
+
+    async def _get(self, body: m.SandboxGet) -> m.SandboxInfo:
+        self.asked.append(body)
+        if body.sandbox_id not in self.records:
+            raise NotFound(f"{body.sandbox_id} is not on record")
+        return self.records[body.sandbox_id]
+
+    async def _list(self, body: m.SandboxList) -> m.SandboxPage:
+        self.asked.append(body)
+        return m.SandboxPage(sandboxes=list(self.records.values())[: body.limit])
+
+    async def _job(self, body: m.JobGet) -> m.JobInfo:
+        if body.job_id not in self.jobs:
+            raise NotFound(f"job {body.job_id} is not on record")
+        return self.jobs[body.job_id]
+
+    async def _slots(self, body: m.JobSlots) -> m.JobSlotsPage:
+        self.asked.append(body)
+        job, found = await self._job(m.JobGet(job_id=body.job_id)), self.slots[body.job_id]
+        chosen = [found[k] for k in sorted(found) if k >= body.from_slot][:2]
+        last = max((_slot(item) for item in chosen), default=-1)
+        more = any(k > last for k in found) and bool(chosen)
+        return m.JobSlotsPage(
+            job=job,
+            sandboxes=[item for item in chosen if isinstance(item, m.SandboxInfo)],
+            failures=[item for item in chosen if isinstance(item, m.SlotFailure)],
+            next_slot=last + 1 if more else None,
+        )
+
+
+def _slot(item: m.SandboxInfo | m.SlotFailure) -> int:
+    assert item.slot is not None
+    return item.slot
+
+
+__all__ = [
+    "KEY",
+    "OTHER_KEY",
+    "ClientConnection",
+    "Running",
+    "ScriptedScheduler",
+    "key_line",
+    "running_gateway",
+    "until",
+]
