@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 from sandfleet_common.bus import Bus, BusSettings
@@ -103,6 +104,8 @@ def make_streams(layout: Layout, port: int, password: str) -> None:
             await bus.ensure_streams()
 
     try:
-        asyncio.run(make())
+        # A thread of its own: the caller may have an event loop running in this one.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            thread.submit(lambda: asyncio.run(make())).result()
     except SandfleetError as problem:
         raise Unreachable(_complaint(NATS, f"is up, but {problem.message}", layout)) from problem
