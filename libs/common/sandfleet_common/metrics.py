@@ -71,7 +71,8 @@ class HealthMetrics(Collector):
         checks = GaugeMetricFamily(
             "sandfleet_health_check", "1 when the check finds nothing wrong", labels=["check"]
         )
-        for name in (*self._health.checks, *self._health.warnings):
+        # A check and a warning may share a name; two samples of it would spoil the page.
+        for name in self._health.checks | self._health.warnings:
             checks.add_metric([name], name not in problems)
         yield checks
 

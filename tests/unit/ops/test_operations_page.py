@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from deployment import REPOSITORY, SERVICES, manifests, settings_class
 
-from sandfleet.cli import main
+from sandfleet.cli.app import cli
 
 PAGE = (REPOSITORY / "docs" / "OPERATIONS.md").read_text()
 COMMANDS = sorted(set(re.findall(r"(?:`|^)sandfleet ([a-z][^`\n]*)", PAGE, re.MULTILINE)))
@@ -17,7 +17,7 @@ COMMANDS = sorted(set(re.findall(r"(?:`|^)sandfleet ([a-z][^`\n]*)", PAGE, re.MU
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_exists_with_the_options_given(command: str) -> None:
     verb, *words = command.partition(" -- ")[0].split()
-    answer = CliRunner().invoke(main, [verb, "--help"])
+    answer = CliRunner().invoke(cli, [verb, "--help"])
     assert answer.exit_code == 0, answer.output
     for word in words:
         if word.startswith("-"):
