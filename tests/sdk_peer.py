@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
@@ -19,6 +21,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx
+from servers import Servers, free_port
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
@@ -129,6 +134,11 @@ class Peer:
         """Run `work` until the peer ends."""
         self.owned.append(self.group.create_task(work))
         return self.owned[-1]
+
+    async def until(self, fact: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        while not fact():  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0.01)
 
     def lose_node(self) -> None:
         """Let all streams be forgotten, as by a node service that starts anew."""
@@ -466,7 +476,7 @@ class Stream:
         self._taken = body.position
         self._position = body.position
         self._told_input = -1
-        self._is_over = False
+        self._is_over: bool = False
 
     async def run(self) -> None:
         bus = self._peer.node_bus
@@ -483,13 +493,14 @@ class Stream:
 
     def _has_work(self) -> bool:
         command = self._command
-        room = self._taken + self._body.window_bytes > self._position
-        return bool(
-            (command.size > self._position and room)
-            or command.stdin_bytes != self._told_input
-            or (command.ended_at is not None and self._position >= command.size)
-            or self._is_over
-        )
+        room: bool = self._taken + self._body.window_bytes > self._position
+        if command.size > self._position and room:
+            return True
+        if command.ended_at is not None and self._position >= command.size:
+            return True
+        if command.stdin_bytes != self._told_input:
+            return True
+        return self._is_over
 
     async def _send_all(self) -> None:
         command = self._command
@@ -539,6 +550,39 @@ class Stream:
             command.stdin_closed = True
             command.process.stdin.close()
             self._told_input = -1
+
+
+def trainer_address(servers: Servers) -> str:
+    """Return how a trainer reaches the bus."""
+    nats = servers.nats
+    return f"nats://trainer:{nats.passwords['trainer']}@127.0.0.1:{nats.port}"
+
+
+@contextlib.contextmanager
+def gateway(servers: Servers, log: Path) -> Generator[str]:
+    """Run a real gateway in front of the bus, open to this machine; gives its address."""
+    port = free_port()
+    environment = servers.environment(
+        "gateway", port=str(port), open_to_loopback="true", drain_seconds="1"
+    )
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sandfleet_gateway"], env=environment, stdout=out, stderr=out
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        ends = time.monotonic() + 20
+        while True:
+            if process.poll() is not None or time.monotonic() > ends:
+                raise RuntimeError(f"the gateway did not start:\n{log.read_text()[-2000:]}")
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{address}/readyz").is_success:
+                    break
+            time.sleep(0.05)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @contextlib.contextmanager

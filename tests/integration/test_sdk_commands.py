@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sdk_peer import Peer, serving
+from sdk_peer import Peer, gateway, serving, trainer_address
 from servers import Connect, Servers
 
 from sandfleet import (
@@ -38,11 +38,24 @@ async def peer(connect: Connect, tmp_path: Path) -> AsyncGenerator[Peer]:
         yield peer
 
 
-@pytest_asyncio.fixture
-async def client(servers: Servers, peer: Peer) -> AsyncGenerator[AsyncClient]:
-    nats = servers.nats
-    address = f"nats://trainer:{nats.passwords['trainer']}@127.0.0.1:{nats.port}"
-    async with AsyncClient.connect(nats=address) as client:
+@pytest.fixture(scope="module")
+def gateway_address(
+    running_servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[str]:
+    with gateway(running_servers, tmp_path_factory.mktemp("gateway") / "log") as address:
+        yield address
+
+
+@pytest_asyncio.fixture(params=["nats", "gateway"])
+async def client(
+    servers: Servers, peer: Peer, request: pytest.FixtureRequest
+) -> AsyncGenerator[AsyncClient]:
+    """Return a client of either way: every promise holds for both."""
+    if request.param == "nats":
+        client = AsyncClient.connect(nats=trainer_address(servers))
+    else:
+        client = AsyncClient.connect(url=request.getfixturevalue("gateway_address"))
+    async with client:
         yield client
 
 
@@ -227,7 +240,7 @@ async def test_a_server_that_restarts_loses_no_output(
 ) -> None:
     running = await sandbox.start("for i in $(seq 1 150); do echo line $i; sleep 0.01; done")
     seen = (await anext(running)).data
-    await asyncio.to_thread(servers.nats.restart)
+    servers.nats.restart()  # in this thread: the server ends with the thread that started it
     seen += b"".join([chunk.data async for chunk in running])
     assert seen == numbered(150)
 
@@ -235,8 +248,7 @@ async def test_a_server_that_restarts_loses_no_output(
 async def test_a_slow_reader_holds_the_sender_back(peer: Peer, sandbox: AsyncSandbox) -> None:
     running = await sandbox.start("seq 1 500000")
     seen = (await anext(running)).data
-    while peer.sent_most_beyond_credit < 1024 * 1024:
-        await asyncio.sleep(0.01)
+    await peer.until(lambda: peer.sent_most_beyond_credit >= 1024 * 1024)
     assert peer.sent_most_beyond_credit == 1024 * 1024
     seen += b"".join([chunk.data async for chunk in running])
     assert hashlib.sha256(seen).digest() == hashlib.sha256(

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
-from sandfleet_common.errors import SandfleetError, TimedOut, Unavailable
+from sandfleet_common.errors import NodeLost, SandboxGone, SandfleetError, TimedOut, Unavailable
 from sandfleet_common.ids import new_exec_id
 
 from .calls import CALL_SECONDS, call
@@ -221,7 +221,10 @@ class AsyncSandbox:
         """End it. Ending one that has ended already is no error."""
         given = {} if reason is None else {"reason": reason}
         body = m.SandboxStop.of(sandbox_id=self.id, **given)
-        self._info = await call(self._connection.transport, s.STOP, body)
+        try:
+            self._info = await call(self._connection.transport, s.STOP, body)
+        except (SandboxGone, NodeLost):
+            return await self.info()
         return self._info
 
     async def __aenter__(self) -> Self:

@@ -113,7 +113,9 @@ class Transfer:
         folders: list[Path] = []
         async with asyncio.TaskGroup() as group:
             for item in sorted(await asyncio.to_thread(lambda: list(source.iterdir()))):
-                if item.is_dir() and not item.is_symlink():
+                if item.is_symlink():
+                    continue  # where it points to means nothing there
+                if item.is_dir():
                     folders.append(item)
                 elif item.is_file():
                     group.create_task(one(item))
