@@ -1,0 +1,130 @@
+"""The node's heartbeat: on the bus for schedulers, in Redis for everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from sandfleet_common.bus import Bus
+from sandfleet_common.errors import NotFound, Unreachable
+from sandfleet_common.ids import new_ulid
+from sandfleet_common.logs import Logger
+from sandfleet_common.messages import NodeBeat, NodeState
+from sandfleet_common.store import Store
+from sandfleet_common.subjects import NODE_BEAT
+
+from .config import NodeSettings
+from .core import Limits, closed
+from .layers import LayerStore
+from .machine import Reading, read_machine
+from .metrics import NodeMetrics
+from .records import Records
+from .sandboxes import Sandboxes
+
+_FLUSH_SECONDS = 30.0
+
+
+class Beats:
+    """Looks at the machine, says how the node is, and notices when Redis lost its memory."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        limits: Limits,
+        sandboxes: Sandboxes,
+        layers: LayerStore,
+        records: Records,
+        bus: Bus,
+        store: Store,
+        metrics: NodeMetrics,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._sandboxes = sandboxes
+        self._layers = layers
+        self._records = records
+        self._bus = bus
+        self._store = store
+        self._metrics = metrics
+        self._log = log
+        self.boot = new_ulid()
+        self.is_redis_up = True
+        self._sequence = 0
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            began = time.monotonic()
+            await self.beat()
+            spent = time.monotonic() - began
+            await asyncio.sleep(max(0.05, self._settings.heartbeat_seconds - spent))
+
+    async def beat(self) -> None:
+        """Beat once."""
+        beat = self._next()
+        try:
+            await self._bus.publish(NODE_BEAT, beat)
+        except Unreachable as problem:
+            self._log.warning("beat.untold", error=problem.message)
+        try:
+            is_intact = await self._store.beat(beat)
+            if not is_intact:
+                await self._resync()
+            self.is_redis_up = True
+        except Unreachable as problem:
+            if self.is_redis_up:
+                self._log.warning("redis.away", error=problem.message)
+            self.is_redis_up = False
+
+    async def _resync(self) -> None:
+        """Put all live sandboxes on record again."""
+        for sandbox in self._sandboxes:
+            self._sandboxes.note(sandbox)
+        await self._records.flush(_FLUSH_SECONDS)
+        if not len(self._records):
+            await self._store.mark_intact(self._settings.name, self.boot)
+            self._log.info("redis.resynced", sandboxes=len(self._sandboxes))
+
+    def _next(self) -> NodeBeat:
+        reading = read_machine(self._settings.state_dir)
+        load = self._sandboxes.load
+        load.memory_available_bytes = reading.memory_available_bytes
+        load.disk_free_bytes = reading.disk_free_bytes
+        self._measure(reading)
+        self._sequence += 1
+        return NodeBeat(
+            node=self._settings.name,
+            boot=self.boot,
+            sequence=self._sequence,
+            at=time.time(),
+            state=NodeState.DRAINING if load.is_draining else NodeState.READY,
+            runtimes=["native"],
+            environments=self._environments(),
+            capacity=self._limits.as_capacity(),
+            requested=load.as_capacity(),
+            starting=load.starting,
+            starting_limit=self._limits.starting,
+            memory_available_bytes=reading.memory_available_bytes,
+            load_per_core=round(reading.load_per_core, 3),
+            disk_free_bytes=reading.disk_free_bytes,
+            refusing=closed(load, self._limits),
+        )
+
+    def _environments(self) -> list[str]:
+        try:
+            return self._layers.environments()
+        except (OSError, NotFound) as problem:
+            self._log.warning("layers.unreadable", error=str(problem))
+            return []
+
+    def _measure(self, reading: Reading) -> None:
+        load, metrics = self._sandboxes.load, self._metrics
+        metrics.memory_available.set(reading.memory_available_bytes)
+        metrics.disk_free.set(reading.disk_free_bytes)
+        metrics.load_per_core.set(reading.load_per_core)
+        metrics.requested_cpu.set(load.cpu)
+        metrics.requested_memory.set(load.memory_bytes)
+        metrics.capacity_cpu.set(self._limits.cpu)
+        metrics.capacity_memory.set(self._limits.memory_bytes)
+        metrics.records_waiting.set(len(self._records))

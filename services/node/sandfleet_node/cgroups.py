@@ -1,0 +1,288 @@
+"""Control groups of the node's sandboxes, on pure v2 and on v1 controllers beside a v2 tree.
+
+Each sandbox has `sandfleet/<node>/<sandbox>` in the v2 hierarchy, where it can be
+killed as a whole, and the same path in the v1 hierarchy of each controller that v2
+does not have. Nothing is ever made or removed elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandfleet_common.messages import Qos, Resources
+
+CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+_SERVICES = "_services"
+
+
+class CgroupError(RuntimeError):
+    """The host's control groups cannot do what a node needs; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where this host has which controller."""
+
+    unified: str
+    """Mount point of the v2 hierarchy."""
+    v2: frozenset[str]
+    """Controllers there."""
+    v1: dict[str, str]
+    """Mount points of the v1 controllers that v2 does not have."""
+
+    def describe(self) -> str:
+        """Return "v2", or "hybrid" where v1 controllers are used."""
+        return "hybrid" if self.v1 else "v2"
+
+
+def parse_mounts(text: str) -> tuple[str | None, dict[str, str]]:
+    """Return from /proc/self/mounts where v2 is, and where each v1 controller is."""
+    unified: str | None = None
+    v1: dict[str, str] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 4:
+            continue
+        where, kind, options = words[1].replace("\\040", " "), words[2], words[3].split(",")
+        if kind == "cgroup2" and unified is None:
+            unified = where
+        elif kind == "cgroup":
+            for name in CONTROLLERS:
+                if name in options:
+                    v1.setdefault(name, where)
+    return unified, v1
+
+
+def detect(mounts: str | None = None) -> Hierarchies:
+    """Look at what is mounted.
+
+    Raises:
+        CgroupError: there is no v2 hierarchy, or a controller is nowhere.
+    """
+    text = mounts if mounts is not None else Path("/proc/self/mounts").read_text()
+    unified, v1 = parse_mounts(text)
+    if unified is None:
+        raise CgroupError("no cgroup v2 hierarchy is mounted: mount -t cgroup2 none /some/where")
+    v2 = frozenset(Path(unified, "cgroup.controllers").read_text().split()) & set(CONTROLLERS)
+    missing = [name for name in CONTROLLERS if name not in v2 and name not in v1]
+    if missing:
+        raise CgroupError(f"the kernel offers no cgroup controller {', '.join(missing)}")
+    return Hierarchies(unified, v2, {n: v1[n] for n in CONTROLLERS if n not in v2})
+
+
+def cpu_weight(asked: Resources, qos: Qos) -> float:
+    """Return a sandbox's share under contention; a core that was asked for counts 1."""
+    return 0.01 if qos is Qos.BEST_EFFORT else asked.cpu
+
+
+def _quota_us(asked: Resources) -> int:
+    return max(1000, round(asked.cpu * _PERIOD_US))
+
+
+def v2_values(controllers: frozenset[str], asked: Resources, qos: Qos) -> list[tuple[str, str]]:
+    """Return file names and values that set the limits in v2, for the controllers there are."""
+    values: list[tuple[str, str]] = []
+    if "memory" in controllers:
+        values += [("memory.max", str(asked.memory_bytes)), ("memory.swap.max", "0")]
+    if "pids" in controllers:
+        values.append(("pids.max", str(asked.pids)))
+    if "cpu" in controllers:
+        weight = min(10_000, max(1, round(100 * cpu_weight(asked, qos))))
+        values += [("cpu.max", f"{_quota_us(asked)} {_PERIOD_US}"), ("cpu.weight", str(weight))]
+    return values
+
+
+def v1_values(controller: str, asked: Resources, qos: Qos) -> list[tuple[str, str]]:
+    """Return file names and values that set the limits in one v1 hierarchy."""
+    if controller == "memory":
+        limit = str(asked.memory_bytes)
+        return [("memory.limit_in_bytes", limit), ("memory.memsw.limit_in_bytes", limit)]
+    if controller == "pids":
+        return [("pids.max", str(asked.pids))]
+    shares = min(262_144, max(2, round(1024 * cpu_weight(asked, qos))))
+    return [
+        ("cpu.cfs_period_us", str(_PERIOD_US)),
+        ("cpu.cfs_quota_us", str(_quota_us(asked))),
+        ("cpu.shares", str(shares)),
+    ]
+
+
+_OPTIONAL = frozenset({"memory.swap.max", "memory.memsw.limit_in_bytes", "cpu.shares"})
+"""Files that a kernel may lack without a limit being lost."""
+
+
+def parse_flat(text: str) -> dict[str, int]:
+    """Return the "name number" lines of memory.events, memory.oom_control, cgroup.events."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, number = line.partition(" ")
+        if number.strip().isdigit():
+            found[name] = int(number)
+    return found
+
+
+class Cgroups:
+    """The control groups of one node. Methods are quick unless they say otherwise."""
+
+    def __init__(self, hierarchies: Hierarchies, node: str) -> None:
+        self._h = hierarchies
+        self._node = node
+        self._v2 = f"{hierarchies.unified}/sandfleet/{node}"
+        self._v1 = {name: f"{where}/sandfleet/{node}" for name, where in hierarchies.v1.items()}
+
+    @property
+    def hierarchies(self) -> Hierarchies:
+        """Where the controllers are."""
+        return self._h
+
+    def open(self) -> None:
+        """Make the node's own directories and pass the v2 controllers on to them.
+
+        Raises:
+            CgroupError: v2 controllers cannot be passed on.
+        """
+        for path in self._v1.values():
+            Path(path).mkdir(parents=True, exist_ok=True)
+            memory = Path(path).parent / "memory.use_hierarchy"
+            if memory.exists() and memory.read_text().strip() == "0":
+                _write(str(memory), "1")
+        Path(self._v2).mkdir(parents=True, exist_ok=True)
+        if self._h.v2:
+            wanted = " ".join(f"+{name}" for name in sorted(self._h.v2))
+            for path in (self._h.unified, f"{self._h.unified}/sandfleet", self._v2):
+                self._pass_on(path, wanted)
+
+    def _pass_on(self, path: str, wanted: str) -> None:
+        try:
+            _write(f"{path}/cgroup.subtree_control", wanted)
+        except OSError as problem:
+            if problem.errno != errno.EBUSY or path != self._h.unified:
+                raise CgroupError(f"cannot enable {wanted} in {path}: {problem}") from problem
+            self._step_aside()
+            _write(f"{path}/cgroup.subtree_control", wanted)
+
+    def _step_aside(self) -> None:
+        """Move what runs in a container's root group into a leaf: only leaves may hold processes."""
+        leaf = Path(self._h.unified, "sandfleet", _SERVICES)
+        leaf.mkdir(exist_ok=True)
+        for pid in Path(self._h.unified, "cgroup.procs").read_text().split():
+            try:
+                _write(str(leaf / "cgroup.procs"), pid)
+            except ProcessLookupError:
+                continue
+
+    def v2_dir(self, sandbox_id: str) -> str:
+        """Return the sandbox's directory in v2."""
+        return f"{self._v2}/{sandbox_id}"
+
+    def v1_dirs(self, sandbox_id: str) -> list[str]:
+        """Return the sandbox's directories in v1."""
+        return [f"{path}/{sandbox_id}" for path in self._v1.values()]
+
+    def create(self, sandbox_id: str, asked: Resources, qos: Qos) -> None:
+        """Make a sandbox's groups and set its limits.
+
+        Raises:
+            OSError: the kernel refused; what was made is left for `remove`.
+        """
+        for name, path in self._v1.items():
+            os.mkdir(f"{path}/{sandbox_id}", 0o755)
+            _set(f"{path}/{sandbox_id}", v1_values(name, asked, qos))
+        os.mkdir(self.v2_dir(sandbox_id), 0o755)
+        _set(self.v2_dir(sandbox_id), v2_values(self._h.v2, asked, qos))
+
+    def kill(self, sandbox_id: str) -> None:
+        """Kill every process of a sandbox. None is no error."""
+        try:
+            _write(f"{self.v2_dir(sandbox_id)}/cgroup.kill", "1")
+        except (FileNotFoundError, ProcessLookupError):
+            return
+
+    def is_populated(self, sandbox_id: str) -> bool:
+        """Return whether a process of a sandbox is left."""
+        try:
+            text = Path(self.v2_dir(sandbox_id), "cgroup.events").read_text()
+        except OSError:
+            return False
+        return parse_flat(text).get("populated", 0) == 1
+
+    def oom_kills(self, sandbox_id: str) -> int:
+        """Return how many of a sandbox's processes the kernel has killed for want of memory."""
+        v1 = self._v1.get("memory")
+        path = (
+            f"{v1}/{sandbox_id}/memory.oom_control"
+            if v1 is not None
+            else f"{self.v2_dir(sandbox_id)}/memory.events"
+        )
+        try:
+            return parse_flat(Path(path).read_text()).get("oom_kill", 0)
+        except OSError:
+            return 0
+
+    def remove(self, sandbox_id: str) -> bool:
+        """Remove a sandbox's groups, once its processes have gone; False if one is still busy.
+
+        May take a while: to be called in a thread.
+        """
+        paths = [self.v2_dir(sandbox_id), *self.v1_dirs(sandbox_id)]
+        return all([_remove_tree(path) for path in paths])
+
+    def known(self) -> set[str]:
+        """Return the ids of all sandboxes that have a group in any hierarchy."""
+        found: set[str] = set()
+        for path in (self._v2, *self._v1.values()):
+            try:
+                found.update(e.name for e in os.scandir(path) if e.is_dir(follow_symlinks=False))
+            except FileNotFoundError:
+                continue
+        return found
+
+    def close(self) -> None:
+        """Remove the node's own directories, and sandfleet/ if no other node uses it."""
+        for path in (self._v2, *self._v1.values()):
+            for each in (Path(path), Path(path).parent):
+                try:
+                    each.rmdir()
+                except OSError:
+                    break
+
+
+def _write(path: str, value: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, value.encode())
+    finally:
+        os.close(handle)
+
+
+def _set(path: str, values: list[tuple[str, str]]) -> None:
+    for name, value in values:
+        try:
+            _write(f"{path}/{name}", value)
+        except FileNotFoundError:
+            if name not in _OPTIONAL:
+                raise
+
+
+def _remove_tree(path: str) -> bool:
+    """Remove a group and the groups in it, trying for a second: a dying process counts as busy."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        try:
+            for where, names, _ in os.walk(path, topdown=False):
+                for name in names:
+                    os.rmdir(f"{where}/{name}")
+            os.rmdir(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True

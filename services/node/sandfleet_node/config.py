@@ -1,0 +1,105 @@
+"""Settings of the node service, read from SANDFLEET_NODE_*."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from sandfleet_common.ids import check_node
+from sandfleet_common.settings import ServiceSettings
+
+IDS_EACH = 65_536
+"""Host ids in the range of one sandbox."""
+
+
+def _default_name() -> str:
+    letters = [c if c.isascii() and c.isalnum() else "-" for c in socket.gethostname().lower()]
+    return "-".join(part for part in "".join(letters)[:40].split("-") if part) or "node"
+
+
+class NodeSettings(ServiceSettings):
+    """What one node needs to know."""
+
+    name: str = Field(default_factory=_default_name)
+    """The node's name; part of the id of every sandbox it owns."""
+    state_dir: Path = Path("/var/lib/sandfleet")
+    """Layers are read below it, sandboxes live below it."""
+    native_binary: str = ""
+    """sandfleet-native; empty: that of the checkout, else the one in PATH."""
+
+    cpu: float = Field(default=0, ge=0)
+    """Cores to offer; 0: all there are."""
+    memory_bytes: int = Field(default=0, ge=0)
+    """Memory to offer; 0: all there is."""
+    disk_bytes: int = Field(default=0, ge=0)
+    """Disk to offer; 0: the size of the state directory's file system."""
+    overcommit_cpu: float = Field(default=2000, gt=0)
+    """Cores promised for each one there is; sandboxes mostly wait for their model."""
+    overcommit_memory: float = Field(default=100, gt=0)
+    """Bytes promised for each one there is; memory_floor_bytes is what protects the node."""
+    overcommit_disk: float = Field(default=1000, gt=0)
+    """Bytes promised for each one there is; disk_floor_bytes is what protects the node."""
+    memory_floor_bytes: int = Field(default=512 * 1024**2, ge=0)
+    """No new sandbox while less memory than this is available."""
+    disk_floor_bytes: int = Field(default=1024**3, ge=0)
+    """No new sandbox while less disk than this is free."""
+    sandboxes_max: int = Field(default=4000, gt=0, le=30_000)
+    """Sandboxes alive at once."""
+    starting_limit: int = Field(default=512, gt=0)
+    """Sandboxes accepted and not ready yet; beyond it the node refuses."""
+    starting_at_once: int = Field(default=16, gt=0, le=32)
+    """Sandboxes set up at the same time; the others wait for their turn."""
+
+    uid_base: int = Field(default=0x7000_0000, ge=IDS_EACH)
+    """First host id of the sandboxes' ranges; a multiple of 65536."""
+
+    commands_kept: int = Field(default=256, gt=0)
+    """Ended commands remembered in each sandbox, with their output."""
+    output_kept_bytes: int = Field(default=256 * 1024**2, gt=0)
+    """Output of ended commands kept in each sandbox."""
+    ended_kept_seconds: float = Field(default=3600, gt=0)
+    """How long the end of a sandbox is remembered."""
+    ended_kept: int = Field(default=20_000, gt=0)
+    """How many ends are remembered at most."""
+
+    heartbeat_seconds: float = Field(default=1.0, gt=0, le=5)
+    stop_sandboxes_on_exit: bool = False
+    """End all sandboxes and the launcher when the service is told to stop. Otherwise they
+    wait for its next start."""
+    orphan_seconds: int = Field(default=600, gt=0)
+    """The launcher ends everything when no node service has come for so long."""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_node(cls, value: str) -> str:
+        return check_node(value)
+
+    @model_validator(mode="after")
+    def _ranges_fit(self) -> NodeSettings:
+        if self.uid_base % IDS_EACH:
+            raise ValueError(f"uid_base must be a multiple of {IDS_EACH}")
+        if self.uid_base + self.sandboxes_max * IDS_EACH > 0xFFFF_0000:
+            raise ValueError("uid_base leaves too few ids for sandboxes_max ranges of 65536")
+        return self
+
+    def binary(self) -> Path:
+        """Return where the native binary is.
+
+        Raises:
+            FileNotFoundError: it is nowhere.
+        """
+        if self.native_binary:
+            given = Path(self.native_binary)
+            if given.is_file():
+                return given.resolve()
+            raise FileNotFoundError(f"native_binary {given} does not exist")
+        built = Path(__file__).parents[3] / "native" / "build" / "sandfleet-native"
+        if built.is_file():
+            return built
+        found = shutil.which("sandfleet-native")
+        if found is None:
+            raise FileNotFoundError("there is no sandfleet-native: build it with `make native`")
+        return Path(found)

@@ -1,0 +1,245 @@
+"""How a sandbox comes to be: admission, then one step after another, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from concurrent.futures import Executor
+from functools import partial
+
+from sandfleet_common.errors import (
+    NoCapacity,
+    NotFound,
+    SandboxFailed,
+    SandfleetError,
+    TimedOut,
+    Unreachable,
+)
+from sandfleet_common.ids import node_of
+from sandfleet_common.lifecycle import Tasks
+from sandfleet_common.logs import Logger
+from sandfleet_common.messages import (
+    Failure,
+    NodeCreate,
+    NodeCreated,
+    NodeCreateItem,
+    Outcome,
+    SandboxSpec,
+)
+from sandfleet_common.states import Origin, State
+
+from .agentlink import AgentLink
+from .cgroups import Cgroups
+from .commandtable import CommandTable, Keeping
+from .config import IDS_EACH
+from .core import Limits, refusal
+from .ending import Ending
+from .keeper import Keeper
+from .launcher import LauncherRefused
+from .layers import LayerStore
+from .metrics import NodeMetrics
+from .places import Places
+from .records import Records
+from .sandbox import Ground, Hearers, Sandbox
+from .sandboxes import Sandboxes, gone
+from .uids import IdRanges
+
+
+class Workshop:
+    """Makes sandbox objects, for new sandboxes and for adopted ones."""
+
+    def __init__(
+        self, node: str, places: Places, cgroups: Cgroups, keeping: Keeping, hearers: Hearers, log: Logger
+    ) -> None:  # fmt: skip
+        self._node = node
+        self._places = places
+        self._cgroups = cgroups
+        self._keeping = keeping
+        self._hearers = hearers
+        self._log = log
+
+    def make(self, sandbox_id: str, spec: SandboxSpec, ground: Ground, uid: int) -> Sandbox:
+        """Return a sandbox that has no processes yet."""
+        directory = self._places.sandbox(sandbox_id)
+        commands = CommandTable(
+            f"{directory}/commands",
+            self._keeping,
+            partial(self._cgroups.oom_kills, sandbox_id),
+            self._log,
+        )
+        return Sandbox(
+            sandbox_id, self._node, spec, ground, uid, directory, commands, self._hearers
+        )
+
+
+class Creation:
+    """Creates sandboxes in batches; the same id twice is one sandbox."""
+
+    def __init__(
+        self,
+        node: str,
+        limits: Limits,
+        at_once: int,
+        workshop: Workshop,
+        sandboxes: Sandboxes,
+        ending: Ending,
+        keeper: Keeper,
+        layers: LayerStore,
+        cgroups: Cgroups,
+        ranges: IdRanges,
+        records: Records,
+        pool: Executor,
+        tasks: Tasks,
+        metrics: NodeMetrics,
+        log: Logger,
+    ) -> None:
+        self._node = node
+        self._limits = limits
+        self._gate = asyncio.Semaphore(at_once)
+        self._workshop = workshop
+        self._sandboxes = sandboxes
+        self._ending = ending
+        self._keeper = keeper
+        self._layers = layers
+        self._cgroups = cgroups
+        self._ranges = ranges
+        self._records = records
+        self._pool = pool
+        self._tasks = tasks
+        self._metrics = metrics
+        self._log = log
+
+    async def create(self, body: NodeCreate) -> NodeCreated:
+        """Create what the batch asks for, and return an outcome for each item."""
+        arrived_at = time.time()
+        begun = [self._begin(item, arrived_at) for item in body.items]
+        started = [b for b in begun if isinstance(b, Sandbox)]
+        starting = {s.starting for s in started if s.starting is not None}
+        if starting:
+            await asyncio.wait(starting)
+        outcomes = [b if isinstance(b, Outcome) else await self._outcome(b) for b in begun]
+        if started:
+            await self._records.settled()
+        for outcome in outcomes:
+            self._metrics.creations.labels(outcome.status).inc()
+        return NodeCreated(outcomes=outcomes)
+
+    def _begin(self, item: NodeCreateItem, arrived_at: float) -> Sandbox | Outcome:
+        known = self._sandboxes.find(item.sandbox_id)
+        if known is not None:
+            return known
+        ended = self._sandboxes.tombstones.get(item.sandbox_id)
+        if ended is not None:
+            return Outcome(
+                sandbox_id=item.sandbox_id,
+                status="failed",
+                info=ended,
+                failure=Failure.from_error(gone(ended)),
+            )
+        try:
+            return self._accept(item, arrived_at)
+        except SandfleetError as problem:
+            return Outcome(
+                sandbox_id=item.sandbox_id, status="refused", failure=Failure.from_error(problem)
+            )
+
+    def _accept(self, item: NodeCreateItem, arrived_at: float) -> Sandbox:
+        if node_of(item.sandbox_id) != self._node:
+            raise NotFound(f"{item.sandbox_id} names another node; this is {self._node}")
+        reason = refusal(self._sandboxes.load, self._limits, item.spec.resources)
+        if reason is not None:
+            raise NoCapacity(reason)
+        if arrived_at >= item.deadline_at:
+            raise TimedOut("the deadline was over when the request arrived")
+        environment = self._layers.resolve(item.spec.environment)
+        ground = Ground(environment.layers, environment.env, environment.user, environment.workdir)
+        try:
+            uid = self._ranges.take()
+        except LookupError as problem:
+            raise NoCapacity(str(problem)) from None
+        sandbox = self._workshop.make(item.sandbox_id, item.spec, ground, uid)
+        sandbox.note_request(item, arrived_at)
+        self._sandboxes.add(sandbox)
+        sandbox.starting = self._tasks.start(
+            self._start(sandbox, arrived_at, item.deadline_at), f"start {sandbox.id}"
+        )
+        return sandbox
+
+    async def _outcome(self, sandbox: Sandbox) -> Outcome:
+        if sandbox.state is State.RUNNING and sandbox.ending is None:
+            return Outcome(sandbox_id=sandbox.id, status="ready", info=sandbox.info())
+        if sandbox.ending is not None:
+            await asyncio.shield(sandbox.ending)
+        info = sandbox.info()
+        failure = sandbox.failure or gone(info)
+        return Outcome(
+            sandbox_id=sandbox.id, status="failed", info=info, failure=Failure.from_error(failure)
+        )
+
+    async def _start(self, sandbox: Sandbox, arrived_at: float, deadline_at: float) -> None:
+        """Start a sandbox, or release all of it and say why it did not start."""
+        try:
+            async with asyncio.timeout(deadline_at - arrived_at):
+                async with self._gate:
+                    await self._set_up(sandbox)
+        except TimeoutError:
+            sandbox.failure = TimedOut("the sandbox was not ready by its deadline")
+        except LauncherRefused as problem:
+            sandbox.failure = SandboxFailed(
+                f"the sandbox could not start: {problem}", step=problem.step
+            )
+        except Unreachable as problem:
+            sandbox.failure = SandboxFailed(f"the sandbox could not start: {problem.message}")
+        except SandfleetError as problem:
+            sandbox.failure = problem
+        except OSError as problem:
+            sandbox.failure = SandboxFailed(f"the sandbox could not start: {problem}")
+        finally:
+            sandbox.starting = None
+        if sandbox.failure is not None:
+            self._log.warning(
+                "sandbox.start_failed", sandbox=sandbox.id, error=sandbox.failure.message
+            )
+            await self._ending.end(sandbox, State.FAILED, sandbox.failure.message, Origin.PLATFORM)
+        elif sandbox.ending is None:
+            self._ready(sandbox, arrived_at)
+
+    def _ready(self, sandbox: Sandbox, arrived_at: float) -> None:
+        now = time.time()
+        sandbox.ready_at = sandbox.active_at = now
+        sandbox.start_ms = max(0.0, round((now - arrived_at) * 1000, 3))
+        if sandbox.spec.ttl_seconds is not None:
+            sandbox.expires_at = now + sandbox.spec.ttl_seconds
+        self._sandboxes.move(sandbox, State.RUNNING)
+        sandbox.save()
+        self._metrics.start.observe(now - arrived_at)
+
+    async def _set_up(self, sandbox: Sandbox) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._pool, self._prepare, sandbox)
+        for digest in sandbox.ground.layers:
+            await self._keeper.mount(digest, self._layers.layer_path(digest))
+        pid, channel = await self._keeper.need().create(self._request(sandbox))
+        sandbox.pid = pid
+        await sandbox.greet(AgentLink(channel, sandbox))
+
+    def _prepare(self, sandbox: Sandbox) -> None:
+        """Make its directory, spec and control groups; in a thread."""
+        os.mkdir(sandbox.directory, 0o700)
+        sandbox.save()
+        self._cgroups.create(sandbox.id, sandbox.spec.resources, sandbox.spec.qos)
+
+    def _request(self, sandbox: Sandbox) -> list[tuple[str, str | int]]:
+        fields: list[tuple[str, str | int]] = [
+            ("id", sandbox.id),
+            ("uid", sandbox.uid),
+            ("ids", IDS_EACH),
+            *(("lower", digest) for digest in sandbox.ground.layers),
+            ("upper", f"{sandbox.directory}/upper"),
+            ("work", f"{sandbox.directory}/work"),
+            ("hostname", f"sb-{sandbox.id[-8:]}"),
+            ("cgroup2", self._cgroups.v2_dir(sandbox.id)),
+        ]
+        fields += [("cgroup", path) for path in self._cgroups.v1_dirs(sandbox.id)]
+        return fields

@@ -1,0 +1,61 @@
+"""Removes what has been moved to the trash, in a process of its own.
+
+A sandbox decides how many files it leaves and how deep; `rm` copes with both, and
+does not hold up the service while it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from sandfleet_common.logs import Logger
+
+_AT_ONCE = 64
+
+
+class Janitor:
+    """Empties one trash directory. `run` does the work."""
+
+    def __init__(self, trash: Path, log: Logger) -> None:
+        self._trash = trash
+        self._log = log
+        self._more = asyncio.Event()
+        self._more.set()
+
+    def wake(self) -> None:
+        """Something lies in the trash."""
+        self._more.set()
+
+    async def run(self) -> None:
+        """Remove until cancelled."""
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            while names := os.listdir(self._trash)[:_AT_ONCE]:
+                if not await self._remove(names):
+                    await asyncio.sleep(5)
+                    break
+
+    async def empty(self) -> None:
+        """Remove all that lies in the trash now."""
+        while names := os.listdir(self._trash)[:_AT_ONCE]:
+            if not await self._remove(names):
+                return
+
+    async def _remove(self, names: list[str]) -> bool:
+        paths = [f"{self._trash}/{name}" for name in names]
+        process = await asyncio.create_subprocess_exec(
+            "rm", "-rf", "--one-file-system", "--", *paths,
+            stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            _, said = await process.communicate()
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode:
+            self._log.warning("janitor.failed", said=said.decode(errors="replace")[:500])
+        return process.returncode == 0

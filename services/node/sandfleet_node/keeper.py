@@ -1,0 +1,115 @@
+"""Keeps a launcher at hand: finds or starts it, mounts layers in it once, replaces it when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from sandfleet_common.bus import reconnect_delay
+from sandfleet_common.errors import Unreachable
+from sandfleet_common.lifecycle import Tasks
+from sandfleet_common.logs import Logger
+
+from .core import Load
+from .launcher import Found, Launcher, Listeners
+from .metrics import NodeMetrics
+
+BROKEN = "the node's launcher is not running"
+
+
+class Keeper:
+    """The node's launcher, whichever process that is at the moment."""
+
+    def __init__(
+        self,
+        binary: Path,
+        run_dir: Path,
+        orphan_seconds: int,
+        load: Load,
+        metrics: NodeMetrics,
+        tasks: Tasks,
+        log: Logger,
+    ) -> None:
+        self._binary = binary
+        self._run_dir = run_dir
+        self._orphan_seconds = orphan_seconds
+        self._load = load
+        self._metrics = metrics
+        self._tasks = tasks
+        self._log = log
+        self._launcher: Launcher | None = None
+        self._layers: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """The launcher that is connected, if one is."""
+        launcher = self._launcher
+        return launcher if launcher is not None and launcher.is_open else None
+
+    def problem(self) -> str | None:
+        """Return what is wrong with it; for the health check."""
+        return None if self.launcher is not None else BROKEN
+
+    def need(self) -> Launcher:
+        """Return the launcher.
+
+        Raises:
+            Unreachable: there is none just now.
+        """
+        launcher = self.launcher
+        if launcher is None:
+            raise Unreachable(BROKEN)
+        return launcher
+
+    async def open(self, listeners: Listeners) -> Found:
+        """Find a launcher or start one.
+
+        Raises:
+            Unreachable: it does not come up.
+        """
+        self._layers.clear()
+        self._launcher, found = await Launcher.open(
+            self._binary, self._run_dir, self._orphan_seconds, listeners, self._tasks, self._log
+        )
+        self._load.broken = None
+        self._metrics.launcher_starts.inc()
+        return found
+
+    async def reopen(self, listeners: Listeners) -> Found:
+        """Replace a launcher that has died, trying until one runs."""
+        self._load.broken = BROKEN
+        tries = 0
+        while True:
+            try:
+                return await self.open(listeners)
+            except (Unreachable, OSError) as problem:
+                tries += 1
+                self._log.error("launcher.down", error=str(problem), tries=tries)
+                await asyncio.sleep(reconnect_delay(tries, random.random()))
+
+    async def mount(self, digest: str, path: Path) -> None:
+        """Have a layer mounted; many who ask at once share one attempt.
+
+        Raises:
+            LauncherRefused: it cannot be mounted.
+            Unreachable: the launcher has gone.
+        """
+        task = self._layers.get(digest)
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            return
+        if task is None or task.done():
+            task = self._tasks.start(self.need().mount_layer(digest, path), f"mount {digest[:20]}")
+            self._layers[digest] = task
+        await asyncio.shield(task)
+
+    async def quit(self) -> None:
+        """End the launcher and every sandbox it holds."""
+        launcher = self.launcher
+        if launcher is not None:
+            await launcher.quit()
+
+    def close(self) -> None:
+        """Leave the launcher to the next service."""
+        if self._launcher is not None:
+            self._launcher.close()

@@ -1,0 +1,395 @@
+"""The node's side of the launcher's socket: requests, answers and exits.
+
+The launcher outlives the node service. One that runs is found again; else one is
+started. It is reached through a descriptor of its directory, because the path of a
+socket may not be long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandfleet_common import wire
+from sandfleet_common.errors import Broken, Unreachable
+from sandfleet_common.lifecycle import Tasks
+from sandfleet_common.logs import Logger
+
+SOCKET = "launcher.sock"
+ANSWER_SECONDS = 40.0
+"""The launcher gives up a set-up after thirty."""
+START_SECONDS = 10.0
+QUIT_SECONDS = 30.0
+
+
+class LauncherRefused(Exception):
+    """The launcher said no; `step` names what failed, the text says why."""
+
+    def __init__(self, step: str, text: str, number: int) -> None:
+        super().__init__(text)
+        self.step = step
+        self.errno = number
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A sandbox that the launcher holds, with this side of its agent's channel."""
+
+    sandbox_id: str
+    pid: int
+    sock: socket.socket
+
+
+@dataclass(slots=True)
+class Listeners:
+    """Whom to tell what the launcher says unasked."""
+
+    on_exit: Callable[[str, int], None]
+    """A sandbox has gone entirely: its id and raw wait status."""
+    on_channel: Callable[[Channel], None]
+    """A sandbox came to be for a service that has gone."""
+    on_lost: Callable[[], None]
+    """The launcher has gone."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a launcher that was running already held."""
+
+    channels: list[Channel] = field(default_factory=list[Channel])
+    exits: dict[str, int] = field(default_factory=dict[str, int])
+    is_fresh: bool = False
+    """It was started just now."""
+
+
+def connect_socket(run_dir: Path) -> socket.socket:
+    """Connect to the launcher in `run_dir`.
+
+    Raises:
+        OSError: none listens there.
+    """
+    directory = os.open(run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(f"/proc/self/fd/{directory}/{SOCKET}")
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.close(directory)
+    return sock
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """Return the process that listens at the other end, as the kernel knows it."""
+    size = struct.calcsize("3i")
+    return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
+
+
+def spawn(binary: Path, run_dir: Path, orphan_seconds: int) -> int:
+    """Start a launcher that will outlive this process, and return its pid."""
+    log = os.open(run_dir / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return os.posix_spawn(
+            binary,
+            [
+                str(binary),
+                "launcher",
+                "--run-dir",
+                str(run_dir),
+                "--orphan-seconds",
+                str(orphan_seconds),
+            ],
+            {"PATH": os.defpath},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
+        )
+    finally:
+        os.close(log)
+
+
+class Launcher:
+    """A connection to a launcher. Open one with `Launcher.open`."""
+
+    def __init__(
+        self, sock: socket.socket, pid: int, listeners: Listeners, tasks: Tasks, log: Logger
+    ) -> None:
+        self.pid = pid
+        self._sock = sock
+        self._listeners = listeners
+        self._tasks = tasks
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._sequence = 0
+        self._waiting: dict[str, asyncio.Future[tuple[dict[str, str], socket.socket | None]]] = {}
+        self._unsent: list[bytes] = []
+        self._found: Found | None = Found()
+        self._expected = -1
+        self._all_found: asyncio.Future[None] = self._loop.create_future()
+        self._closed = False
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self._on_readable)
+
+    @classmethod
+    async def open(
+        cls,
+        binary: Path,
+        run_dir: Path,
+        orphan_seconds: int,
+        listeners: Listeners,
+        tasks: Tasks,
+        log: Logger,
+    ) -> tuple[Launcher, Found]:
+        """Connect to the launcher that runs, or start one, and say hello.
+
+        Raises:
+            Unreachable: it did not come up; its log says why.
+        """
+        child = 0
+        try:
+            sock = connect_socket(run_dir)
+        except OSError:
+            child = spawn(binary, run_dir, orphan_seconds)
+            sock = await _connect_to_child(child, run_dir)
+        launcher = cls(sock, peer_pid(sock), listeners, tasks, log)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                found = await launcher._hello()
+        except (TimeoutError, LauncherRefused) as problem:
+            launcher.close()
+            raise Unreachable(f"the launcher does not greet: {problem}") from problem
+        found.is_fresh = child != 0
+        log.info("launcher.connected", pid=launcher.pid, sandboxes=len(found.channels))
+        return launcher, found
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the launcher is there."""
+        return not self._closed
+
+    async def mount_layer(self, digest: str, path: Path) -> None:
+        """Make a layer usable by `create`; once more changes nothing.
+
+        Raises:
+            LauncherRefused: it cannot be mounted.
+        """
+        kind = "dir" if path.is_dir() else "erofs"
+        await self._ask([("op", "layer"), ("digest", digest), ("path", str(path)), ("fs", kind)])
+
+    async def create(self, fields: Sequence[tuple[str, str | int]]) -> tuple[int, socket.socket]:
+        """Create a sandbox, and return its pid and the node's end of its agent's channel.
+
+        Raises:
+            LauncherRefused: the launcher or the kernel refused; nothing of it is left.
+        """
+        answer, channel = await self._ask([("op", "create"), *fields])
+        if channel is None:
+            raise Broken("the launcher created a sandbox without a channel")
+        return int(answer["pid"]), channel
+
+    def kill(self, sandbox_id: str) -> None:
+        """Kill a sandbox's first process, and so all of it. No answer is waited for."""
+        self._tell([("op", "kill"), ("id", sandbox_id)])
+
+    def forget(self, sandbox_id: str) -> None:
+        """Drop the record of a sandbox that has gone. No answer is waited for."""
+        self._tell([("op", "forget"), ("id", sandbox_id)])
+
+    async def quit(self) -> None:
+        """End all sandboxes and the launcher, and wait until it has gone."""
+        sequence = self._tell([("op", "quit")])
+        waiting = self._waiting[sequence] = self._loop.create_future()
+        try:
+            async with asyncio.timeout(QUIT_SECONDS):
+                await waiting
+        except (TimeoutError, Unreachable) as problem:
+            self._log.warning("launcher.quit", error=str(problem))
+        self.close()
+        await reap(self.pid)
+
+    def close(self) -> None:
+        """Disconnect; the launcher and its sandboxes stay."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._sock)
+        if self._unsent:
+            self._loop.remove_writer(self._sock)
+        self._sock.close()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(Unreachable("the launcher has gone"))
+        self._waiting.clear()
+
+    # ---------------------------------------------------------------- internal
+
+    async def _hello(self) -> Found:
+        answer, _ = await self._ask([("op", "hello")])
+        if int(answer["version"]) != wire.PROTOCOL:
+            raise LauncherRefused("hello", f"it speaks version {answer['version']}", errno.EPROTO)
+        self._expected = int(answer["sandboxes"])
+        self._check_found()
+        await self._all_found
+        found, self._found = self._found or Found(), None
+        return found
+
+    def _check_found(self) -> None:
+        complete = self._found is not None and len(self._found.channels) >= self._expected >= 0
+        if complete and not self._all_found.done():
+            self._all_found.set_result(None)
+
+    async def _ask(
+        self, pairs: Sequence[tuple[str, str | int]]
+    ) -> tuple[dict[str, str], socket.socket | None]:
+        if self._closed:
+            raise Unreachable("the launcher has gone")
+        waiting: asyncio.Future[tuple[dict[str, str], socket.socket | None]]
+        waiting = self._loop.create_future()
+        sequence = self._tell(pairs)
+        self._waiting[sequence] = waiting
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await waiting
+        except TimeoutError:
+            raise LauncherRefused(pairs[0][1], "the launcher does not answer", 0) from None  # type: ignore[arg-type]
+        finally:
+            self._waiting.pop(sequence, None)
+
+    def _tell(self, pairs: Sequence[tuple[str, str | int]]) -> str:
+        self._sequence += 1
+        sequence = str(self._sequence)
+        packet = wire.pack_message([*pairs, ("seq", sequence)])
+        if self._closed:
+            return sequence
+        if not self._unsent:
+            try:
+                self._sock.send(packet)
+                return sequence
+            except BlockingIOError:
+                self._loop.add_writer(self._sock, self._on_writable)
+            except OSError:
+                return sequence  # the reader will see that it has gone
+        self._unsent.append(packet)
+        return sequence
+
+    def _on_writable(self) -> None:
+        try:
+            while self._unsent:
+                self._sock.send(self._unsent[0])
+                self._unsent.pop(0)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()
+        self._loop.remove_writer(self._sock)
+
+    def _on_readable(self) -> None:
+        for _ in range(64):
+            try:
+                packet, fds, _, _ = socket.recv_fds(
+                    self._sock, wire.LAUNCHER_MAX_BYTES, 4, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, fds = b"", []
+            if not packet:
+                self._lost()
+                return
+            self._receive(packet, fds)
+            if self._closed:
+                return
+
+    def _receive(self, packet: bytes, fds: list[int]) -> None:
+        channel = (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fds[0]) if fds else None
+        )
+        try:
+            message = dict(wire.unpack_message(packet))
+        except wire.WireError as problem:
+            self._log.error("launcher.bad_message", error=str(problem))
+            message = {}
+        event = message.get("event")
+        if event == "exit":
+            self._on_exit(message)
+        elif event == "sandbox" and channel is not None:
+            self._on_channel(Channel(message["id"], int(message["pid"]), channel))
+        else:
+            self._on_answer(message, channel)
+
+    def _on_exit(self, message: dict[str, str]) -> None:
+        if self._found is not None:
+            self._found.exits[message["id"]] = int(message["status"])
+        else:
+            self._listeners.on_exit(message["id"], int(message["status"]))
+
+    def _on_channel(self, channel: Channel) -> None:
+        if self._found is not None:
+            self._found.channels.append(channel)
+            self._check_found()
+        else:
+            self._listeners.on_channel(channel)
+
+    def _on_answer(self, message: dict[str, str], channel: socket.socket | None) -> None:
+        waiting = self._waiting.pop(message.get("seq", ""), None)
+        if waiting is None or waiting.done():
+            if channel is not None:
+                channel.close()
+        elif message.get("ok") == "1":
+            waiting.set_result((message, channel))
+        else:
+            waiting.set_exception(
+                LauncherRefused(
+                    message.get("step", "?"),
+                    message.get("message", "no reason given"),
+                    int(message.get("errno", "0")),
+                )
+            )
+
+    def _lost(self) -> None:
+        self.close()
+        if not self._all_found.done():
+            self._all_found.set_exception(Unreachable("the launcher has gone"))
+            self._all_found.exception()
+        if self._found is None:
+            self._tasks.start(reap(self.pid), "reap launcher")
+            self._listeners.on_lost()
+
+
+async def _connect_to_child(child: int, run_dir: Path) -> socket.socket:
+    deadline = asyncio.get_running_loop().time() + START_SECONDS
+    while True:
+        try:
+            return connect_socket(run_dir)
+        except OSError as problem:
+            gone = os.waitpid(child, os.WNOHANG)[0] == child
+            if gone or asyncio.get_running_loop().time() > deadline:
+                raise Unreachable(
+                    f"the launcher did not start: see {run_dir / 'launcher.log'}"
+                ) from problem
+        await asyncio.sleep(0.002)
+
+
+async def reap(pid: int) -> None:
+    """Wait a few seconds until a launcher has gone, child of this process or not."""
+    for _ in range(500):
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                return
+        except ChildProcessError:
+            if not Path(f"/proc/{pid}").exists():
+                return
+        await asyncio.sleep(0.01)

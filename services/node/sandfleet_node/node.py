@@ -1,0 +1,248 @@
+"""One node: its parts put together, and what runs beside requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from sandfleet_common.bus import Bus
+from sandfleet_common.errors import Unreachable
+from sandfleet_common.lifecycle import Tasks
+from sandfleet_common.logs import Logger
+from sandfleet_common.messages import SandboxInfo
+from sandfleet_common.states import TERMINAL, Origin, State
+from sandfleet_common.store import Store
+from sandfleet_common.wire import Frame
+
+from .adoption import LAUNCHER_DIED, Adoption
+from .beats import Beats
+from .cgroups import Cgroups, detect
+from .clientstreams import ClientStreams
+from .commandtable import Keeping
+from .config import NodeSettings
+from .core import Load, closed
+from .creation import Creation, Workshop
+from .ending import Ending
+from .files import Files
+from .janitor import Janitor
+from .keeper import Keeper
+from .launcher import Listeners
+from .layers import LayerStore
+from .machine import limits_of, raise_file_limit, read_machine
+from .metrics import NodeMetrics
+from .outbox import Outbox
+from .places import Places
+from .records import Records
+from .sandbox import Hearers, Sandbox
+from .sandboxes import Sandboxes, gone
+from .tombstones import Tombstones
+from .uids import IdRanges
+from .watches import Watches
+
+_SWEEP_SECONDS = 5.0
+_FILES_EACH = 8
+
+
+class Node:
+    """All parts of a node. Open one with `Node.open`; it has adopted what it found by then."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        bus: Bus,
+        store: Store,
+        tasks: Tasks,
+        pool: ThreadPoolExecutor,
+        metrics: NodeMetrics,
+        log: Logger,
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.log = log
+        self.tasks = tasks
+        self._store = store
+        self.places = Places(settings.state_dir, settings.name)
+        self.places.make()
+        reading = read_machine(settings.state_dir)
+        self.limits = limits_of(settings, reading)
+        self.load = Load(is_draining=self.places.draining.exists())
+        self.load.memory_available_bytes = reading.memory_available_bytes
+        self.load.disk_free_bytes = reading.disk_free_bytes
+        self.cgroups = Cgroups(detect(), settings.name)
+        self.layers = LayerStore(self.places.layers)
+        self.records = Records(store, self._on_outdated, log)
+        self.outbox = Outbox(bus, log)
+        self.janitor = Janitor(self.places.trash, log)
+        self.streams = ClientStreams(bus.publish_raw, tasks.start, log)
+        self.watches = Watches(self.outbox.tell)
+        self.files = Files()
+        ranges = IdRanges(settings.uid_base, settings.sandboxes_max)
+        tombstones = Tombstones(self.places.ended, settings.ended_kept_seconds, settings.ended_kept)
+        self.sandboxes = Sandboxes(
+            settings.name, self.load, self.records, self.outbox, tombstones, metrics
+        )
+        self.keeper = Keeper(
+            settings.binary(), self.places.run, settings.orphan_seconds,
+            self.load, metrics, tasks, log,
+        )  # fmt: skip
+        self.ending = Ending(
+            self.sandboxes, self.keeper, self.cgroups, ranges, self.places, self.janitor,
+            pool, tasks, log,
+        )  # fmt: skip
+        self.ending.on_end += [self._close_streams, self.watches.forget, self.files.forget]
+        keeping = Keeping(settings.commands_kept, settings.output_kept_bytes)
+        hearers = Hearers(on_closed=self.ending.on_closed, on_watch=self._on_watch)
+        workshop = Workshop(settings.name, self.places, self.cgroups, keeping, hearers, log)
+        self.creation = Creation(
+            settings.name, self.limits, settings.starting_at_once, workshop, self.sandboxes,
+            self.ending, self.keeper, self.layers, self.cgroups, ranges, self.records,
+            pool, tasks, metrics, log,
+        )  # fmt: skip
+        self.adoption = Adoption(
+            settings.name, workshop, self.sandboxes, self.ending, self.keeper, self.cgroups,
+            ranges, self.places, log,
+        )  # fmt: skip
+        self.beats = Beats(
+            settings, self.limits, self.sandboxes, self.layers, self.records, bus, store,
+            metrics, log,
+        )  # fmt: skip
+        self.listeners = Listeners(
+            on_exit=self.ending.on_exit,
+            on_channel=self.adoption.on_channel,
+            on_lost=self._on_launcher_lost,
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: NodeSettings, bus: Bus, store: Store, metrics: NodeMetrics, log: Logger
+    ) -> AsyncGenerator[Node]:
+        """Find or start the launcher, take over what it holds, and run until the block ends.
+
+        The sandboxes stay when it does.
+        """
+        raise_file_limit(settings.sandboxes_max * _FILES_EACH + 4096)
+        with ThreadPoolExecutor(4, thread_name_prefix="node-files") as pool:
+            async with Tasks(log) as tasks:
+                node = cls(settings, bus, store, tasks, pool, metrics, log)
+                try:
+                    await node._begin()
+                    yield node
+                finally:
+                    node._close()
+
+    async def _begin(self) -> None:
+        self.cgroups.open()
+        self.sandboxes.tombstones.load(time.time())
+        self.tasks.start(self.records.run(), "records", critical=True)
+        self.tasks.start(self.outbox.run(), "outbox", critical=True)
+        await self.adoption.adopt(await self.keeper.open(self.listeners))
+        self.tasks.start(self.janitor.run(), "janitor", critical=True)
+        self.tasks.start(self._end_in_time(), "dates", critical=True)
+        self.tasks.start(self._sweep(), "sweep", critical=True)
+        self.tasks.start(self._reconcile(), "reconcile")
+
+    def _close(self) -> None:
+        for sandbox in self.sandboxes:
+            if sandbox.link is not None:
+                sandbox.link.close()
+            sandbox.commands.close()
+        self.keeper.close()
+
+    async def stop_all(self, reason: str) -> None:
+        """End every sandbox and the launcher, and remove what is left of them."""
+        self.load.is_draining = True
+        endings = [
+            self.ending.begin(sandbox, State.STOPPED, reason, Origin.PLATFORM)
+            for sandbox in self.sandboxes
+        ]
+        if endings:
+            await asyncio.wait(endings)
+        await self.keeper.quit()
+        await self.janitor.empty()
+        self.cgroups.close()
+
+    def drain(self, draining: bool) -> None:
+        """Take no new sandboxes, or take them again; a later service of this node does the same."""
+        self.load.is_draining = draining
+        if draining:
+            self.places.draining.touch()
+        else:
+            self.places.draining.unlink(missing_ok=True)
+
+    def refusing(self) -> str | None:
+        """Return why no sandbox would be taken now, or None."""
+        return closed(self.load, self.limits)
+
+    # ------------------------------------------------------- beside requests
+
+    async def _end_in_time(self) -> None:
+        """End sandboxes whose time is over or that are idle."""
+        dates, changed = self.sandboxes.dates, self.sandboxes.dates_changed
+        while True:
+            changed.clear()
+            at = dates.next_at()
+            delay = None if at is None else max(0.0, at - time.time())
+            try:
+                async with asyncio.timeout(delay):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+            for sandbox_id in dates.take_due(time.time()):
+                sandbox = self.sandboxes.find(sandbox_id)
+                if sandbox is None or sandbox.ending is not None:
+                    continue
+                reason = self.sandboxes.watch(sandbox, time.time())
+                if reason is not None:
+                    self.ending.begin(sandbox, State.STOPPED, reason, Origin.PLATFORM)
+
+    async def _sweep(self) -> None:
+        """Drop streams, watches and uploads of clients that have fallen silent."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = time.monotonic()
+            self.streams.expire(now)
+            self.watches.expire(self.sandboxes.find, now)
+            self.files.expire(self.sandboxes.find, now)
+            self.metrics.streams.set(len(self.streams))
+
+    async def _reconcile(self) -> None:
+        while True:
+            try:
+                return await self.adoption.reconcile(self._store, self.records)
+            except Unreachable:
+                await asyncio.sleep(1)
+
+    def _close_streams(self, sandbox: Sandbox) -> None:
+        self.streams.forget(sandbox, gone(sandbox.info()))
+
+    def _on_watch(self, sandbox: Sandbox, frame: Frame) -> None:
+        self.watches.on_event(sandbox, frame)
+
+    def _on_launcher_lost(self) -> None:
+        """The launcher has died, and all its sandboxes with it."""
+        self.log.error("launcher.died", sandboxes=len(self.sandboxes))
+        for sandbox in self.sandboxes:
+            self.ending.begin(sandbox, State.FAILED, LAUNCHER_DIED, Origin.PLATFORM)
+        self.tasks.start(self.keeper.reopen(self.listeners), "reopen launcher", critical=True)
+
+    def _on_outdated(self, infos: list[SandboxInfo]) -> None:
+        self.tasks.start(self._end_given_up(infos), "outdated records")
+
+    async def _end_given_up(self, infos: list[SandboxInfo]) -> None:
+        """End sandboxes that Redis has as ended: others gave them up while this node was away."""
+        try:
+            on_record = await self._store.get_many([info.sandbox_id for info in infos])
+        except Unreachable as problem:
+            self.log.warning("records.unread", error=problem.message)
+            return
+        for info in on_record:
+            sandbox = None if info is None else self.sandboxes.find(info.sandbox_id)
+            if info is None or sandbox is None or info.state not in TERMINAL:
+                continue
+            sandbox.version = max(sandbox.version, info.version)
+            reason = f"it was given up: {info.reason or 'no reason is known'}"
+            self.ending.begin(sandbox, State.STOPPED, reason, info.origin or Origin.PLATFORM)

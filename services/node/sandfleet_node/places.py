@@ -1,0 +1,66 @@
+"""Where everything of a node lies on disk, and how files get there whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from sandfleet_common.ids import new_ulid
+
+
+class Places:
+    """The directory of one node:
+
+    service.lock        held by the one service that runs here
+    launcher.pid        of the launcher, for the record
+    draining            exists while the node takes no sandboxes
+    ended.jsonl         sandboxes that have ended lately
+    run/                the launcher's socket and log
+    sandboxes/<id>/     spec.json, ids, commands/<number>, upper/, work/
+    trash/              what is being removed
+    """
+
+    def __init__(self, state_dir: Path, node: str) -> None:
+        self.root = (state_dir / "node" / node).absolute()
+        self.run = self.root / "run"
+        self.sandboxes = self.root / "sandboxes"
+        self.trash = self.root / "trash"
+        self.ended = self.root / "ended.jsonl"
+        self.draining = self.root / "draining"
+        self.lock = self.root / "service.lock"
+        self.layers = (state_dir / "layers").absolute()
+
+    def make(self) -> None:
+        """Make the directories, closed to everybody but root."""
+        for path in (self.root, self.run, self.sandboxes, self.trash):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def sandbox(self, sandbox_id: str) -> str:
+        """Return a sandbox's directory."""
+        return f"{self.sandboxes}/{sandbox_id}"
+
+    def discard(self, sandbox_id: str) -> None:
+        """Move a sandbox's directory out of the way, to be removed later; none is no error."""
+        try:
+            os.rename(self.sandbox(sandbox_id), f"{self.trash}/{sandbox_id}-{new_ulid()}")
+        except FileNotFoundError:
+            return
+
+    def remove_all(self) -> None:
+        """Remove the node's whole directory."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part.
+
+    It is not forced to disk: a machine that loses power loses its sandboxes too.
+    """
+    beside = f"{path}.new"
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)
+    os.rename(beside, path)

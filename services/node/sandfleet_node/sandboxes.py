@@ -1,0 +1,157 @@
+"""All sandboxes of the node, live and lately ended, and what follows from a transition."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from sandfleet_common.errors import BadRequest, NotFound, SandboxGone
+from sandfleet_common.ids import node_of
+from sandfleet_common.messages import SandboxEvent, SandboxInfo
+from sandfleet_common.states import TERMINAL, Origin, State
+
+from .core import Load, verdict
+from .metrics import NodeMetrics
+from .outbox import Outbox
+from .records import Records
+from .sandbox import Sandbox
+from .timers import Dates
+from .tombstones import Tombstones
+
+_TOLD = frozenset({State.RUNNING, State.STOPPED, State.FAILED})
+"""States whose beginning is announced."""
+
+
+def gone(info: SandboxInfo) -> SandboxGone:
+    """Return the error that says how a sandbox ended."""
+    return SandboxGone(
+        f"the sandbox has ended ({info.state}): {info.reason or 'no reason is known'}",
+        state=str(info.state),
+        reason=info.reason,
+        origin=str(info.origin) if info.origin else None,
+    )
+
+
+class Sandboxes:
+    """The registry. Every change of a sandbox's state goes through `move`."""
+
+    def __init__(
+        self,
+        node: str,
+        load: Load,
+        records: Records,
+        outbox: Outbox,
+        tombstones: Tombstones,
+        metrics: NodeMetrics,
+    ) -> None:
+        self.load = load
+        self.tombstones = tombstones
+        self.dates = Dates()
+        self.dates_changed = asyncio.Event()
+        self._node = node
+        self._records = records
+        self._outbox = outbox
+        self._metrics = metrics
+        self._live: dict[str, Sandbox] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Sandbox]:
+        return iter(list(self._live.values()))
+
+    def find(self, sandbox_id: str) -> Sandbox | None:
+        """Return a live sandbox, or None."""
+        return self._live.get(sandbox_id)
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        """Return a live sandbox.
+
+        Raises:
+            SandboxGone: it has ended; says how.
+            NotFound: this node does not know it.
+            BadRequest: that is no sandbox id.
+        """
+        sandbox = self._live.get(sandbox_id)
+        if sandbox is not None:
+            return sandbox
+        raise self._absent(sandbox_id)
+
+    def _absent(self, sandbox_id: str) -> SandboxGone | NotFound | BadRequest:
+        info = self.tombstones.get(sandbox_id)
+        if info is not None:
+            return gone(info)
+        try:
+            owner = node_of(sandbox_id)
+        except BadRequest as problem:
+            return problem
+        if owner != self._node:
+            return NotFound(f"{sandbox_id} belongs to node {owner}, this is {self._node}")
+        return NotFound(f"node {self._node} knows no sandbox {sandbox_id}")
+
+    def ended(self, sandbox_id: str) -> SandboxInfo:
+        """Return how a sandbox ended.
+
+        Raises:
+            NotFound: this node does not know it.
+        """
+        info = self.tombstones.get(sandbox_id)
+        if info is None:
+            raise self._absent(sandbox_id)
+        return info
+
+    def add(self, sandbox: Sandbox) -> None:
+        """Take a sandbox on, and count what it asked for."""
+        self._live[sandbox.id] = sandbox
+        self.load.add(sandbox.spec.resources)
+        if sandbox.state is State.PREPARING:
+            self.load.starting += 1
+        self._metrics.sandboxes.labels(sandbox.state).inc()
+
+    def move(
+        self,
+        sandbox: Sandbox,
+        state: State,
+        *,
+        reason: str | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        """Let a sandbox go on to another state: record, event, timers and sums follow."""
+        before = sandbox.state
+        sandbox.move(state, reason=reason, origin=origin)
+        if before is State.PREPARING:
+            self.load.starting -= 1
+        self._metrics.sandboxes.labels(before).dec()
+        now = time.time()
+        if state in TERMINAL:
+            sandbox.ended_at = now
+            self._bury(sandbox, now)
+        else:
+            self._metrics.sandboxes.labels(state).inc()
+            self.watch(sandbox, now)
+        info = sandbox.info()
+        if state in _TOLD:
+            self._outbox.tell_event(SandboxEvent(info=info, previous=before))
+        self._records.save(info)
+
+    def note(self, sandbox: Sandbox) -> None:
+        """Write a sandbox's record as it is."""
+        self._records.save(sandbox.info())
+
+    def _bury(self, sandbox: Sandbox, now: float) -> None:
+        del self._live[sandbox.id]
+        self.load.remove(sandbox.spec.resources)
+        self.dates.set(sandbox.id, None)
+        self.tombstones.add(sandbox.info(), now)
+        self._metrics.endings.labels(sandbox.state, sandbox.origin or "").inc()
+
+    def watch(self, sandbox: Sandbox, now: float) -> str | None:
+        """Set the date on which to look at a sandbox again; return why it ends now, if it does."""
+        if sandbox.state is not State.RUNNING:
+            self.dates.set(sandbox.id, None)
+            return None
+        reason, again = verdict(sandbox.life(), now)
+        if self.dates.set(sandbox.id, again):
+            self.dates_changed.set()
+        return reason

@@ -1,0 +1,142 @@
+"""The shell of the node service: what it hears on the bus, and how it stops."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from sandfleet_common.bus import Bus, Subscription
+from sandfleet_common.lifecycle import Health
+from sandfleet_common.logs import Logger
+from sandfleet_common.messages import NodeDrain, Ok
+from sandfleet_common.store import Store
+from sandfleet_common.subjects import NODE_CREATE, NODE_DRAIN, Subject, io_subject
+
+from .config import NodeSettings
+from .metrics import NodeMetrics
+from .node import Node
+from .operations import Operations
+from .places import Places
+
+_CREATE_SECONDS = 3600.0
+"""A batch has deadlines of its own; the handler's is only the last resort."""
+_FLUSH_SECONDS = 3.0
+
+
+class AlreadyRunning(RuntimeError):
+    """Another service runs this node."""
+
+
+def take_lock(places: Places) -> int:
+    """Make sure that this process alone runs the node, and return the lock to close in the end.
+
+    Raises:
+        AlreadyRunning: another does.
+    """
+    places.make()
+    handle = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise AlreadyRunning(f"another service runs the node in {places.root}") from None
+    return handle
+
+
+class NodeService:
+    """One node on the bus."""
+
+    name = "node"
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        bus: Bus,
+        store: Store,
+        metrics: NodeMetrics,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._store = store
+        self._metrics = metrics
+        self._health = health
+        self._log = log
+        self._heard: list[Subscription] = []
+        self.node: Node | None = None
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until cancelled; the sandboxes stay for the next service."""
+        lock = take_lock(Places(self._settings.state_dir, self._settings.name))
+        try:
+            async with Node.open(
+                self._settings, self._bus, self._store, self._metrics, self._log
+            ) as node:
+                self.node = node
+                self._watch_health(node)
+                node.tasks.start(node.beats.run(), "beats", critical=True)
+                await self._listen(node)
+                self._log.info("node.cgroups", mode=node.cgroups.hierarchies.describe())
+                ready()
+                raise await node.tasks.failed()
+        finally:
+            os.close(lock)
+
+    async def drain(self) -> None:
+        """Take no more requests, bring records up to date, and, if set so, end all sandboxes."""
+        for subscription in self._heard:
+            await subscription.close()
+        node = self.node
+        if node is None:
+            return
+        if self._settings.stop_sandboxes_on_exit:
+            await node.stop_all("its node was stopped")
+        await node.records.flush(_FLUSH_SECONDS)
+
+    def _watch_health(self, node: Node) -> None:
+        self._health.checks["launcher"] = node.keeper.problem
+        self._health.checks["bus"] = lambda: (
+            None if self._bus.is_connected else "the bus is not connected"
+        )
+        self._health.warnings["store"] = lambda: (
+            None if node.beats.is_redis_up else "Redis does not answer"
+        )
+
+    async def _listen(self, node: Node) -> None:
+        name = self._settings.name
+        await self._serve(NODE_CREATE, node.creation.create, within=_CREATE_SECONDS)
+        await self._serve(NODE_DRAIN, partial(self._drain_node, node))
+        for subject, handler in Operations(node).table():
+            await self._serve(subject, handler)
+        wildcard = io_subject(name, "x").removesuffix("x") + "*"
+
+        async def on_frame(subject: str, payload: bytes) -> None:
+            await node.streams.on_message(subject.rpartition(".")[2], payload)
+
+        self._heard.append(await self._bus.subscribe_raw(wildcard, on_frame))
+        await self._bus.flush()
+
+    async def _serve(
+        self,
+        subject: Subject[Any, Any],
+        handler: Callable[[Any], Awaitable[Any]],
+        within: float = 120.0,
+    ) -> None:
+        count = self._metrics.operations.labels(subject.pattern.rpartition(".")[2])
+
+        async def counted(body: Any) -> Any:
+            count.inc()
+            return await handler(body)
+
+        self._heard.append(
+            await self._bus.serve(subject, counted, within=within, node=self._settings.name)
+        )
+
+    async def _drain_node(self, node: Node, body: NodeDrain) -> Ok:
+        node.drain(body.draining)
+        await node.beats.beat()
+        return Ok()

@@ -1,0 +1,72 @@
+"""Sandboxes that have ended lately, so that whoever asks for one learns why."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+from sandfleet_common.errors import BadRequest
+from sandfleet_common.messages import SandboxInfo
+
+
+class Tombstones:
+    """Ended sandboxes by id, in memory and in a file; bounded in time and number."""
+
+    def __init__(self, path: Path, keep_seconds: float, keep: int) -> None:
+        self._path = path
+        self._keep_seconds = keep_seconds
+        self._keep = keep
+        self._known: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._lines = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def load(self, now: float) -> None:
+        """Read what an earlier service wrote, and drop from the file what is old."""
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                info = SandboxInfo.decode(line)
+            except BadRequest:
+                continue  # a line cut short
+            self._known[info.sandbox_id] = (info.ended_at or now, line)
+        self._prune(now)
+        self._rewrite()
+
+    def add(self, info: SandboxInfo, now: float) -> None:
+        """Remember an ended sandbox."""
+        line = info.encode()
+        self._known[info.sandbox_id] = (info.ended_at or now, line)
+        self._prune(now)
+        if self._lines > 2 * max(1000, len(self._known)):
+            self._rewrite()
+            return
+        with self._path.open("ab") as file:
+            file.write(line + b"\n")
+        self._lines += 1
+
+    def get(self, sandbox_id: str) -> SandboxInfo | None:
+        """Return how a sandbox ended, if it did so lately."""
+        found = self._known.get(sandbox_id)
+        return None if found is None else SandboxInfo.decode(found[1])
+
+    def _prune(self, now: float) -> None:
+        while self._known:
+            ended_at, _ = next(iter(self._known.values()))
+            if ended_at > now - self._keep_seconds and len(self._known) <= self._keep:
+                return
+            self._known.popitem(last=False)
+
+    def _rewrite(self) -> None:
+        beside = self._path.with_suffix(".new")
+        beside.write_bytes(b"".join(line + b"\n" for _, line in self._known.values()))
+        os.replace(beside, self._path)
+        self._lines = len(self._known)
+
+
+__all__ = ["Tombstones"]

@@ -1,0 +1,42 @@
+"""Fixtures of the node's tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from requirements import need_root
+from servers import Servers
+
+from sandfleet_common.logs import Logger
+
+from node.nodes import NodeHouse, RunningNode, build_tiny_layer
+
+
+@pytest.fixture(scope="session")
+def tiny_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a layer store with one small environment."""
+    need_root()
+    root = tmp_path_factory.mktemp("layers")
+    build_tiny_layer(root)
+    return root
+
+
+@pytest.fixture
+def house(
+    servers: Servers, tmp_path: Path, tiny_layers: Path, log: Logger
+) -> Generator[NodeHouse]:
+    """Return a place for a node; everything of it is removed after the test."""
+    (tmp_path / "layers").symlink_to(tiny_layers)
+    house = NodeHouse(servers, tmp_path, log)
+    yield house
+    house.clean()
+
+
+@pytest_asyncio.fixture
+async def node(house: NodeHouse) -> AsyncGenerator[RunningNode]:
+    """Return a node that runs."""
+    async with house.running() as node:
+        yield node
