@@ -27,12 +27,18 @@ class PartStatus:
 
 
 def status(state: Path) -> list[PartStatus]:
-    """Say of each part whether it runs and answers; empty when no platform is up."""
+    """Say of each part that was started whether it runs and answers.
+
+    Empty when no platform is up.
+    """
     layout = Layout(state)
     endpoints = find(state)
-    if endpoints is None and not any(layout.record(part.name).exists() for part in PARTS):
-        return []
-    return [_status(part, layout, endpoints) for part in PARTS]
+    started = set(endpoints.pids) if endpoints is not None else set[str]()
+    return [
+        _status(part, layout, endpoints)
+        for part in PARTS
+        if part.name in started or layout.record(part.name).exists()
+    ]
 
 
 def _status(part: Part, layout: Layout, endpoints: Endpoints | None) -> PartStatus:
