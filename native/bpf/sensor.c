@@ -2,6 +2,7 @@
  * sandfleet-sensor: loads the eBPF programs and writes their records to standard output.
  *
  *   sandfleet-sensor --sandboxes DIR [--calls N --calls-burst N --execs N --execs-burst N]
+ *                    [--verbose]
  *
  * DIR is the directory of this node's sandboxes in cgroup v2; it may come and go. The numbers are
  * records a second, and in a burst, of one kind from one sandbox. The program runs as root (or
@@ -38,6 +39,7 @@ enum { LOOK_MS = 100, BEAT_NS = 1000000000 };
 struct options {
 	const char *sandboxes;
 	unsigned long calls, calls_burst, execs, execs_burst;
+	bool is_verbose; /* show what libbpf and the verifier say */
 };
 
 struct sensor {
@@ -89,6 +91,7 @@ static struct options parse_options(int argc, char **argv)
 		{ "calls-burst", required_argument, NULL, 'C' },
 		{ "execs", required_argument, NULL, 'e' },
 		{ "execs-burst", required_argument, NULL, 'E' },
+		{ "verbose", no_argument, NULL, 'v' },
 		{ 0 },
 	};
 	struct options options = {
@@ -107,6 +110,8 @@ static struct options parse_options(int argc, char **argv)
 			options.execs = parse_number(known[index].name, optarg);
 		else if (choice == 'E')
 			options.execs_burst = parse_number(known[index].name, optarg);
+		else if (choice == 'v')
+			options.is_verbose = true;
 		else
 			exit(EXIT_USAGE);
 	}
@@ -144,7 +149,7 @@ static void load(struct sensor *sensor)
 	const struct options *options = &sensor->options;
 	int error;
 
-	if (!getenv("SANDFLEET_SENSOR_VERBOSE"))
+	if (!options->is_verbose)
 		libbpf_set_print(be_quiet);
 	sensor->bpf = sensor_bpf__open();
 	if (!sensor->bpf)
