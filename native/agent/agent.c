@@ -82,10 +82,10 @@ void agent_run(const struct agent_options *options)
 		close(options->ready);
 	}
 	for (;;) {
-		/* While there are jobs the loop only looks for events; idle, it blocks. */
-		bool is_busy = jobs_step(a);
-
+		jobs_step(a);
 		channel_pump(a);
-		loop_once(a->epoll, is_busy ? 0 : -1);
+		/* With jobs that can go on the loop only looks for events; idle, it blocks. Asked
+		 * after the pump, which may just have made room for what a job has to say. */
+		loop_once(a->epoll, jobs_can_go_on(a) ? 0 : -1);
 	}
 }

@@ -108,7 +108,8 @@ void dispatch(struct agent *a, const struct sf_frame *head, const uint8_t *paylo
 
 /* jobs.c */
 int job_add(struct agent *a, struct job *job);
-bool jobs_step(struct agent *a);
+void jobs_step(struct agent *a);
+bool jobs_can_go_on(const struct agent *a);
 bool job_is_known(const struct agent *a, uint32_t id);
 void jobs_drop_readers(struct agent *a);
 

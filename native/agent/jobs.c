@@ -18,20 +18,24 @@ int job_add(struct agent *a, struct job *job)
 	return 0;
 }
 
-/* One step of the job that has waited longest. True if there is more to do at once. */
-bool jobs_step(struct agent *a)
+bool jobs_can_go_on(const struct agent *a)
+{
+	return a->jobs != NULL && replies_have_room(a);
+}
+
+/* One step of the job that has waited longest. */
+void jobs_step(struct agent *a)
 {
 	struct job *job = a->jobs;
 
-	if (job == NULL || !replies_have_room(a))
-		return false;
+	if (!jobs_can_go_on(a))
+		return;
 	a->jobs = job->next;
 	a->job_count--;
 	if (job->step(a, job) > 0)
 		job_add(a, job);
 	else
 		job->end(job);
-	return a->jobs != NULL && replies_have_room(a);
 }
 
 bool job_is_known(const struct agent *a, uint32_t id)

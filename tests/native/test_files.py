@@ -40,6 +40,15 @@ def test_what_is_written_is_read(agent: Agent) -> None:
     assert agent.read("/tmp/file") == data
 
 
+def test_a_file_larger_than_every_buffer_is_read_by_a_slow_reader(agent: Agent) -> None:
+    data = bytes(range(256)) * 16384
+    agent.write("/tmp/file", data)
+    id = agent.new_id()
+    agent.send(FrameType.READ, id, payload=wire.pack_fields([(Tag.PATH, "/tmp/file")]))
+    time.sleep(0.3)
+    assert b"".join(frame.payload for frame in agent.answer(id)) == data
+
+
 def test_a_part_of_a_file_is_read(agent: Agent) -> None:
     agent.write("/tmp/file", b"0123456789")
     frames = agent.ask(FrameType.READ, [(Tag.PATH, "/tmp/file"), (Tag.LENGTH, 3)], position=4)
