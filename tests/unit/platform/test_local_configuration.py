@@ -135,6 +135,9 @@ def test_everything_that_starts_is_also_stopped() -> None:
 
 
 def test_a_log_line_is_shown_to_people_without_its_json() -> None:
-    event = {"at": 1.5, "level": "error", "service": "node", "event": "layer.missing", "layer": "x"}
-    assert line_text(json.dumps(event)) == "error layer.missing layer=x"
+    error = {"type": "OSError", "text": "disk full", "trace": "Traceback ..." * 100}
+    event = {"at": 1.5, "level": "error", "service": "node", "event": "failed", "error": error}
+    assert line_text(json.dumps(event | {"layer": "x"})) == (
+        "error failed error=OSError: disk full layer=x"
+    )
     assert line_text("Traceback (most recent call last):") == "Traceback (most recent call last):"

@@ -113,8 +113,8 @@ def last_lines(log: Path, count: int = 5) -> list[str]:
     """Return the end of a log."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 8192))
+            file.seek(max(0, log.stat().st_size - 65_536))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    return [line.strip()[:300] for line in lines if line.strip()][-count:]
+    return [line.strip() for line in lines if line.strip()][-count:]

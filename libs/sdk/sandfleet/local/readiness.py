@@ -22,6 +22,8 @@ from .processes import Process, last_lines
 
 POLL_SECONDS = 0.03
 ANSWER_SECONDS = 2.0
+LINE_MAX = 400
+"""Letters of a log line that are shown."""
 
 
 def is_ready(part: Part, port: int) -> bool:
@@ -79,13 +81,21 @@ def line_text(line: str) -> str:
     try:
         event = json.loads(line)
     except ValueError:
-        return line
+        return line[:LINE_MAX]
     if not isinstance(event, dict):
-        return line
+        return line[:LINE_MAX]
     fields = cast(dict[str, object], event)
-    name = fields.pop("event", "")
-    rest = " ".join(f"{k}={v}" for k, v in fields.items() if k not in ("at", "service", "level"))
-    return f"{fields.get('level', '')} {name} {rest}".strip()[:400]
+    level, name = fields.pop("level", ""), fields.pop("event", "")
+    rest = [f"{k}={_plain(v)}" for k, v in fields.items() if k not in ("at", "service")]
+    return " ".join([str(level), str(name), *rest]).strip()[:LINE_MAX]
+
+
+def _plain(value: object) -> object:
+    """Return an error of a log line without its trace, anything else as it is."""
+    if isinstance(value, dict) and "trace" in value:
+        error = cast(dict[str, object], value)
+        return f"{error.get('type')}: {error.get('text')}"
+    return value
 
 
 def make_streams(layout: Layout, port: int, password: str) -> None:
