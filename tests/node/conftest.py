@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from node.nodes import NodeHouse, RunningNode, build_tiny_layer
 from requirements import need_root
 from servers import Servers
 
 from sandfleet_common.logs import Logger
-
-from node.nodes import NodeHouse, RunningNode, build_tiny_layer
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +24,7 @@ def tiny_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def house(
-    servers: Servers, tmp_path: Path, tiny_layers: Path, log: Logger
-) -> Generator[NodeHouse]:
+def house(servers: Servers, tmp_path: Path, tiny_layers: Path, log: Logger) -> Generator[NodeHouse]:
     """Return a place for a node; everything of it is removed after the test."""
     (tmp_path / "layers").symlink_to(tiny_layers)
     house = NodeHouse(servers, tmp_path, log)

@@ -124,9 +124,10 @@ class RunningNode:
 
     async def until_gone(self, sandbox_id: str) -> m.SandboxInfo:
         """Wait until a sandbox has ended, and return how."""
-        async with asyncio.timeout(20):
-            while self.node.sandboxes.find(sandbox_id) is not None:
-                await asyncio.sleep(0.01)
+        for _ in range(2000):
+            if self.node.sandboxes.find(sandbox_id) is None:
+                break
+            await asyncio.sleep(0.01)
         return self.node.sandboxes.ended(sandbox_id)
 
 
@@ -146,9 +147,8 @@ class NodeHouse:
 
     def settings(self, **values: Any) -> NodeSettings:
         """Return the node's settings."""
-        return NodeSettings(
-            **{"name": self.name, "state_dir": self.state_dir, "disk_floor_bytes": 0, **values}
-        )
+        values.setdefault("disk_floor_bytes", 0)
+        return NodeSettings(name=self.name, state_dir=self.state_dir, **values)
 
     @asynccontextmanager
     async def running(self, **values: Any) -> AsyncGenerator[RunningNode]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from node.nodes import RunningNode, output
-
 import pytest
+from node.nodes import RunningNode, output
 
 pytestmark = [pytest.mark.root, pytest.mark.integration]
 

@@ -1,4 +1,4 @@
-"""`python -m sandfleet_node` runs a node; `python -m sandfleet_node clean` removes what one left."""
+"""`python -m sandfleet_node` runs a node; with `clean` it removes what one left."""
 
 from __future__ import annotations
 

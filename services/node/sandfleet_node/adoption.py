@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 
 from sandfleet_common.errors import SandfleetError
@@ -60,8 +59,7 @@ class Adoption:
     async def adopt(self, found: Found) -> None:
         """Take over what lives, end what does not match, remove what is left of others."""
         saved = {
-            name: read_saved(self._places.sandbox(name))
-            for name in os.listdir(self._places.sandboxes)
+            name: read_saved(self._places.sandbox(name)) for name in self._places.sandbox_ids()
         }
         channels = {channel.sandbox_id: channel for channel in found.channels}
         gate = asyncio.Semaphore(_AT_ONCE)
@@ -143,7 +141,7 @@ class Adoption:
         self._log.warning("sandbox.cleared", sandbox=sandbox_id, reason=NO_RECORD)
 
     def on_channel(self, channel: Channel) -> None:
-        """A sandbox came up that the service before this one had asked for: nobody waits for it."""
+        """End a sandbox that the service before this one had asked for: nobody waits for it."""
         channel.sock.close()
         if self._keeper.launcher is not None:
             self._keeper.launcher.kill(channel.sandbox_id)

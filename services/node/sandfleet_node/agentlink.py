@@ -36,11 +36,11 @@ class Owner(Protocol):
         ...
 
     def on_pause(self) -> None:
-        """All that had arrived has been told."""
+        """Take note that all that had arrived has been told."""
         ...
 
     def on_closed(self, problem: str | None) -> None:
-        """The channel is closed; `problem` says what the agent did wrong, if it did."""
+        """Take note that the channel is closed; `problem`: what the agent did wrong, if it did."""
         ...
 
 

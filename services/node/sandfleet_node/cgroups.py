@@ -167,7 +167,7 @@ class Cgroups:
             _write(f"{path}/cgroup.subtree_control", wanted)
 
     def _step_aside(self) -> None:
-        """Move what runs in a container's root group into a leaf: only leaves may hold processes."""
+        """Move what runs in the root group into a leaf: in a container it is no real root."""
         leaf = Path(self._h.unified, "sandfleet", _SERVICES)
         leaf.mkdir(exist_ok=True)
         for pid in Path(self._h.unified, "cgroup.procs").read_text().split():
@@ -191,9 +191,9 @@ class Cgroups:
             OSError: the kernel refused; what was made is left for `remove`.
         """
         for name, path in self._v1.items():
-            os.mkdir(f"{path}/{sandbox_id}", 0o755)
+            Path(path, sandbox_id).mkdir(0o755)
             _set(f"{path}/{sandbox_id}", v1_values(name, asked, qos))
-        os.mkdir(self.v2_dir(sandbox_id), 0o755)
+        Path(self.v2_dir(sandbox_id)).mkdir(0o755)
         _set(self.v2_dir(sandbox_id), v2_values(self._h.v2, asked, qos))
 
     def kill(self, sandbox_id: str) -> None:
@@ -230,7 +230,7 @@ class Cgroups:
         May take a while: to be called in a thread.
         """
         paths = [self.v2_dir(sandbox_id), *self.v1_dirs(sandbox_id)]
-        return all([_remove_tree(path) for path in paths])
+        return [_remove_tree(path) for path in paths].count(False) == 0
 
     def known(self) -> set[str]:
         """Return the ids of all sandboxes that have a group in any hierarchy."""
@@ -276,8 +276,8 @@ def _remove_tree(path: str) -> bool:
         try:
             for where, names, _ in os.walk(path, topdown=False):
                 for name in names:
-                    os.rmdir(f"{where}/{name}")
-            os.rmdir(path)
+                    Path(where, name).rmdir()
+            Path(path).rmdir()
         except FileNotFoundError:
             return True
         except OSError:

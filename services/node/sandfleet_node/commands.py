@@ -118,8 +118,9 @@ class Command:
             watcher.wake()
 
     def feed(self, link: AgentLink, position: int, data: bytes, *, closes: bool) -> bool:
-        """Pass input on to the agent; what it has already is skipped, what exceeds the window
-        is left to be sent again. Return False if the input does not follow what came before.
+        """Pass input on to the agent, and return False if it does not follow what came before.
+
+        What the agent has already is skipped; what exceeds the window is left to be sent again.
         """
         if position > self.stdin_sent:
             return False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from sandfleet_common import wire
 from sandfleet_common.errors import Busy, Conflict, FileProblem, NotFound
@@ -116,7 +116,7 @@ class CommandTable:
         if self.running >= RUNNING_MAX:
             raise Busy(f"{self.running} commands run in this sandbox", retry_after_seconds=1)
         if not self._is_made:
-            os.makedirs(self.directory, 0o700, exist_ok=True)
+            Path(self.directory).mkdir(0o700, parents=True, exist_ok=True)
             self._is_made = True
         command = new_command(number, request, self.directory)
         command.started = asyncio.get_running_loop().create_future()
@@ -156,7 +156,7 @@ class CommandTable:
     # ------------------------------------------------------- from the agent
 
     def on_started(self, frame: Frame) -> None:
-        """A command runs."""
+        """Take note that a command runs."""
         command = self._by_number.get(frame.id)
         if command is None:
             return
@@ -165,7 +165,7 @@ class CommandTable:
         command.started = None
 
     def on_error(self, frame: Frame) -> None:
-        """A command could not be started; nothing of it stays."""
+        """Drop a command that could not be started."""
         command = self._by_number.get(frame.id)
         if command is None or command.started is None:
             return
@@ -180,7 +180,7 @@ class CommandTable:
         command.started.exception()  # whoever asked may have gone
 
     def on_output(self, frame: Frame) -> None:
-        """A command printed.
+        """Keep what a command printed.
 
         Raises:
             ValueError: the output does not follow what came before.
@@ -208,7 +208,7 @@ class CommandTable:
         self._moved.append(command)
 
     def on_stdin_ack(self, frame: Frame) -> None:
-        """A command took input."""
+        """Take note that a command took input."""
         command = self._by_number.get(frame.id)
         if command is None:
             return
@@ -218,7 +218,7 @@ class CommandTable:
         command.wake()
 
     def on_exit(self, link: AgentLink, frame: Frame) -> None:
-        """A command has ended, and all its output is here."""
+        """Close the record of a command that has ended; all its output is here."""
         command = self._by_number.pop(frame.id, None)
         if command is None or not command.is_running:
             link.send(FrameType.FORGET, frame.id)
@@ -288,7 +288,7 @@ class CommandTable:
             command.wake()
 
     def end_all(self, reason: str) -> None:
-        """The sandbox has ended: what runs will not be heard of again."""
+        """Give up what runs: the sandbox has ended, nothing of it will be heard again."""
         for command in [c for c in self.by_exec_id.values() if c.is_running]:
             command.reason = reason
             self._by_number.pop(command.number, None)
@@ -305,21 +305,20 @@ class CommandTable:
 
     # ------------------------------------------------------ after a restart
 
-    def recover(self) -> int:
-        """Read the logs an earlier service left, and return the highest number among them."""
+    def recover(self) -> None:
+        """Read the logs an earlier service left."""
         try:
-            names = sorted((n for n in os.listdir(self.directory) if n.isdigit()), key=int)
+            paths = sorted(Path(self.directory).iterdir(), key=lambda path: int(path.name))
         except FileNotFoundError:
-            return 0
+            return
         self._is_made = True
-        for name in names:
-            path = f"{self.directory}/{name}"
+        for path in paths:
             try:
-                log, found = OutputLog.recover(path)
+                log, found = OutputLog.recover(str(path))
                 command = Command.recover(log, found)
             except (LogDamaged, ValueError) as problem:
-                self._log.warning("command.log_damaged", path=path, error=str(problem))
-                os.unlink(path)
+                self._log.warning("command.log_damaged", path=str(path), error=str(problem))
+                path.unlink()
                 continue
             if command.is_running:
                 self._add(command)
@@ -327,7 +326,6 @@ class CommandTable:
             else:
                 self.by_exec_id[command.exec_id] = command
                 self._remember(command)
-        return int(names[-1]) if names else 0
 
     def resume(self, link: AgentLink, told: list[Frame]) -> None:
         """Match what the agent knows with what is on record, and go on from there."""

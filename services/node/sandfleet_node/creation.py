@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from concurrent.futures import Executor
 from functools import partial
+from pathlib import Path
 
 from sandfleet_common.errors import (
     NoCapacity,
@@ -50,8 +50,14 @@ class Workshop:
     """Makes sandbox objects, for new sandboxes and for adopted ones."""
 
     def __init__(
-        self, node: str, places: Places, cgroups: Cgroups, keeping: Keeping, hearers: Hearers, log: Logger
-    ) -> None:  # fmt: skip
+        self,
+        node: str,
+        places: Places,
+        cgroups: Cgroups,
+        keeping: Keeping,
+        hearers: Hearers,
+        log: Logger,
+    ) -> None:
         self._node = node
         self._places = places
         self._cgroups = cgroups
@@ -219,14 +225,15 @@ class Creation:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._pool, self._prepare, sandbox)
         for digest in sandbox.ground.layers:
-            await self._keeper.mount(digest, self._layers.layer_path(digest))
+            if not self._keeper.has_layer(digest):
+                await self._keeper.mount(digest, self._layers.layer_path(digest))
         pid, channel = await self._keeper.need().create(self._request(sandbox))
         sandbox.pid = pid
         await sandbox.greet(AgentLink(channel, sandbox))
 
     def _prepare(self, sandbox: Sandbox) -> None:
         """Make its directory, spec and control groups; in a thread."""
-        os.mkdir(sandbox.directory, 0o700)
+        Path(sandbox.directory).mkdir(0o700)
         sandbox.save()
         self._cgroups.create(sandbox.id, sandbox.spec.resources, sandbox.spec.qos)
 

@@ -83,7 +83,7 @@ class Ending:
         await asyncio.shield(self.begin(sandbox, state, reason, origin))
 
     def on_exit(self, sandbox_id: str, status: int) -> None:
-        """A sandbox has gone entirely, as its launcher says."""
+        """Take note that a sandbox has gone entirely, as its launcher says."""
         sandbox = self._sandboxes.find(sandbox_id)
         if sandbox is None:
             launcher = self._keeper.launcher
@@ -96,7 +96,7 @@ class Ending:
         self.begin(sandbox, State.FAILED, None, None)
 
     def on_closed(self, sandbox: Sandbox, problem: str | None) -> None:
-        """A sandbox's agent has closed its channel."""
+        """End a sandbox whose agent has closed its channel."""
         if sandbox.ending is None and sandbox.state is not State.PREPARING:
             reason = f"its agent broke the protocol: {problem}" if problem else None
             self.begin(sandbox, State.FAILED, reason, Origin.AGENT if problem else None)

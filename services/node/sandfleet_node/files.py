@@ -110,8 +110,7 @@ class Files:
     # ------------------------------------------------------------- writing
 
     async def write(self, sandbox: Sandbox, body: m.FileWrite) -> m.Ok:
-        """Take part of a file. A part that came before is skipped; the last one puts the file
-        in its place.
+        """Take part of a file; the last one puts it in its place. What came before is skipped.
 
         Raises:
             Conflict: a part is missing before this one: start the upload over.

@@ -7,7 +7,7 @@ does not hold up the service while it works.
 from __future__ import annotations
 
 import asyncio
-import os
+from itertools import islice
 from pathlib import Path
 
 from sandfleet_common.logs import Logger
@@ -33,19 +33,21 @@ class Janitor:
         while True:
             await self._more.wait()
             self._more.clear()
-            while names := os.listdir(self._trash)[:_AT_ONCE]:
-                if not await self._remove(names):
+            while paths := self._waiting():
+                if not await self._remove(paths):
                     await asyncio.sleep(5)
                     break
 
     async def empty(self) -> None:
         """Remove all that lies in the trash now."""
-        while names := os.listdir(self._trash)[:_AT_ONCE]:
-            if not await self._remove(names):
+        while paths := self._waiting():
+            if not await self._remove(paths):
                 return
 
-    async def _remove(self, names: list[str]) -> bool:
-        paths = [f"{self._trash}/{name}" for name in names]
+    def _waiting(self) -> list[str]:
+        return [str(path) for path in islice(self._trash.iterdir(), _AT_ONCE)]
+
+    async def _remove(self, paths: list[str]) -> bool:
         process = await asyncio.create_subprocess_exec(
             "rm", "-rf", "--one-file-system", "--", *paths,
             stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Keeps a launcher at hand: finds or starts it, mounts layers in it once, replaces it when it dies."""
+"""Keeps a launcher at hand: finds or starts one, mounts layers in it, replaces it when it dies."""
 
 from __future__ import annotations
 
@@ -88,6 +88,13 @@ class Keeper:
                 self._log.error("launcher.down", error=str(problem), tries=tries)
                 await asyncio.sleep(reconnect_delay(tries, random.random()))
 
+    def has_layer(self, digest: str) -> bool:
+        """Return whether a layer is mounted."""
+        task = self._layers.get(digest)
+        return (
+            task is not None and task.done() and not task.cancelled() and task.exception() is None
+        )
+
     async def mount(self, digest: str, path: Path) -> None:
         """Have a layer mounted; many who ask at once share one attempt.
 
@@ -95,11 +102,13 @@ class Keeper:
             LauncherRefused: it cannot be mounted.
             Unreachable: the launcher has gone.
         """
-        task = self._layers.get(digest)
-        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+        if self.has_layer(digest):
             return
+        task = self._layers.get(digest)
         if task is None or task.done():
-            task = self._tasks.start(self.need().mount_layer(digest, path), f"mount {digest[:20]}")
+            task = self._tasks.start(
+                self.need().mount_layer(digest, path, "erofs"), f"mount {digest[:20]}"
+            )
             self._layers[digest] = task
         await asyncio.shield(task)
 

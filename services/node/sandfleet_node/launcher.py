@@ -180,13 +180,12 @@ class Launcher:
         """Whether the launcher is there."""
         return not self._closed
 
-    async def mount_layer(self, digest: str, path: Path) -> None:
+    async def mount_layer(self, digest: str, path: Path, kind: str) -> None:
         """Make a layer usable by `create`; once more changes nothing.
 
         Raises:
             LauncherRefused: it cannot be mounted.
         """
-        kind = "dir" if path.is_dir() else "erofs"
         await self._ask([("op", "layer"), ("digest", digest), ("path", str(path)), ("fs", kind)])
 
     async def create(self, fields: Sequence[tuple[str, str | int]]) -> tuple[int, socket.socket]:
@@ -375,8 +374,7 @@ async def _connect_to_child(child: int, run_dir: Path) -> socket.socket:
         try:
             return connect_socket(run_dir)
         except OSError as problem:
-            gone = os.waitpid(child, os.WNOHANG)[0] == child
-            if gone or asyncio.get_running_loop().time() > deadline:
+            if _is_reaped(child) or asyncio.get_running_loop().time() > deadline:
                 raise Unreachable(
                     f"the launcher did not start: see {run_dir / 'launcher.log'}"
                 ) from problem
@@ -386,10 +384,14 @@ async def _connect_to_child(child: int, run_dir: Path) -> socket.socket:
 async def reap(pid: int) -> None:
     """Wait a few seconds until a launcher has gone, child of this process or not."""
     for _ in range(500):
-        try:
-            if os.waitpid(pid, os.WNOHANG)[0] == pid:
-                return
-        except ChildProcessError:
-            if not Path(f"/proc/{pid}").exists():
-                return
+        if _is_reaped(pid):
+            return
         await asyncio.sleep(0.01)
+
+
+def _is_reaped(pid: int) -> bool:
+    """Return whether a process has gone; a child of this one is laid to rest."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return not Path(f"/proc/{pid}").exists()

@@ -13,7 +13,9 @@ class NodeMetrics(Metrics):
         self.sandboxes = self.gauge("sandboxes", "Live sandboxes", "state")
         self.creations = self.counter("creations", "Sandboxes asked for, by outcome", "outcome")
         self.start = self.seconds("start", "From a request's arrival to a ready sandbox")
-        self.endings = self.counter("endings", "Sandboxes that ended, by state and origin", "state", "origin")  # fmt: skip
+        self.endings = self.counter(
+            "endings", "Sandboxes that ended, by state and origin", "state", "origin"
+        )
         self.commands = self.counter("commands", "Commands started")
         self.command = self.seconds("command", "From a request's arrival to its answer")
         self.operations = self.counter("operations", "Requests served, by operation", "operation")

@@ -223,7 +223,7 @@ class Node:
         self.watches.on_event(sandbox, frame)
 
     def _on_launcher_lost(self) -> None:
-        """The launcher has died, and all its sandboxes with it."""
+        """Fail all sandboxes: they have died with the launcher."""
         self.log.error("launcher.died", sandboxes=len(self.sandboxes))
         for sandbox in self.sandboxes:
             self.ending.begin(sandbox, State.FAILED, LAUNCHER_DIED, Origin.PLATFORM)

@@ -15,8 +15,9 @@ _WAITING_MAX = 65_536
 
 
 class Outbox:
-    """A bounded queue of messages, sent in order. When it is full the oldest is dropped:
-    whoever needs certainty asks the records.
+    """A bounded queue of messages, sent in order.
+
+    When it is full the oldest is dropped: whoever needs certainty asks the records.
     """
 
     def __init__(self, bus: Bus, log: Logger) -> None:

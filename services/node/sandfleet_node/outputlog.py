@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
+from pathlib import Path
 
 _HEADER = struct.Struct("<IBBHQ")
 _STRIDE_BYTES = 65_536
@@ -167,10 +168,7 @@ class OutputLog:
     def remove(self) -> None:
         """Delete the file."""
         self.close()
-        try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            return
+        Path(self.path).unlink(missing_ok=True)
 
     def size_bytes(self) -> int:
         """Return the size of the file."""

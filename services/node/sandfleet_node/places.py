@@ -10,10 +10,9 @@ from sandfleet_common.ids import new_ulid
 
 
 class Places:
-    """The directory of one node:
+    """The directory of one node.
 
     service.lock        held by the one service that runs here
-    launcher.pid        of the launcher, for the record
     draining            exists while the node takes no sandboxes
     ended.jsonl         sandboxes that have ended lately
     run/                the launcher's socket and log
@@ -40,10 +39,14 @@ class Places:
         """Return a sandbox's directory."""
         return f"{self.sandboxes}/{sandbox_id}"
 
+    def sandbox_ids(self) -> list[str]:
+        """Return the names of all directories of sandboxes."""
+        return [path.name for path in self.sandboxes.iterdir()]
+
     def discard(self, sandbox_id: str) -> None:
         """Move a sandbox's directory out of the way, to be removed later; none is no error."""
         try:
-            os.rename(self.sandbox(sandbox_id), f"{self.trash}/{sandbox_id}-{new_ulid()}")
+            Path(self.sandbox(sandbox_id)).rename(self.trash / f"{sandbox_id}-{new_ulid()}")
         except FileNotFoundError:
             return
 
@@ -63,4 +66,4 @@ def write_whole(path: str, data: bytes) -> None:
         os.write(handle, data)
     finally:
         os.close(handle)
-    os.rename(beside, path)
+    Path(beside).rename(path)

@@ -7,7 +7,8 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from sandfleet_common import wire
 from sandfleet_common.errors import SandboxFailed, SandboxGone, SandfleetError
@@ -236,8 +237,7 @@ class Sandbox:
 
     def _skip_ids(self) -> None:
         try:
-            with open(f"{self.directory}/ids", "rb") as file:
-                self._id_ceiling = int(file.read())
+            self._id_ceiling = int(Path(self.directory, "ids").read_bytes())
         except FileNotFoundError:
             self._id_ceiling = _ID_BLOCK
         self._last_id = self._id_ceiling
@@ -288,7 +288,7 @@ class Sandbox:
 
     def on_frame(self, frame: Frame) -> None:
         """Take one frame from its agent."""
-        handler = _HANDLERS.get(frame.type)
+        handler = self._handlers.get(frame.type)
         if handler is not None:
             handler(self, frame)
 
@@ -332,17 +332,16 @@ class Sandbox:
             told, self._told = self._told, []
             self._hello.set_result(told)
 
-
-_HANDLERS: dict[FrameType, Callable[[Any, Frame], None]] = {
-    FrameType.OUTPUT: Sandbox._on_output,
-    FrameType.EXIT: Sandbox._on_exit,
-    FrameType.STARTED: Sandbox._on_started,
-    FrameType.STDIN_ACK: Sandbox._on_stdin_ack,
-    FrameType.ERROR: Sandbox._on_error,
-    FrameType.EVENT: Sandbox._on_event,
-    FrameType.PROCESS: Sandbox._on_process,
-    FrameType.READY: Sandbox._on_ready,
-}
+    _handlers: ClassVar[dict[FrameType, Callable[[Sandbox, Frame], None]]] = {
+        FrameType.OUTPUT: _on_output,
+        FrameType.EXIT: _on_exit,
+        FrameType.STARTED: _on_started,
+        FrameType.STDIN_ACK: _on_stdin_ack,
+        FrameType.ERROR: _on_error,
+        FrameType.EVENT: _on_event,
+        FrameType.PROCESS: _on_process,
+        FrameType.READY: _on_ready,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,8 +356,7 @@ class Saved:
 def read_saved(directory: str) -> Saved | None:
     """Return what a sandbox's spec.json says; None if there is none that can be read."""
     try:
-        with open(f"{directory}/spec.json", "rb") as file:
-            record: dict[str, Any] = json.load(file)
+        record: dict[str, Any] = json.loads(Path(directory, "spec.json").read_bytes())
         return Saved(
             uid=int(record["uid"]),
             ground=Ground(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from pathlib import Path
 
@@ -65,7 +64,7 @@ class Tombstones:
     def _rewrite(self) -> None:
         beside = self._path.with_suffix(".new")
         beside.write_bytes(b"".join(line + b"\n" for _, line in self._known.values()))
-        os.replace(beside, self._path)
+        beside.replace(self._path)
         self._lines = len(self._known)
 
 
