@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +36,8 @@ Connect = Callable[..., Awaitable[Bus]]
 START_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
+_SPAWNER = ThreadPoolExecutor(1, "spawner")
+"""A child that dies with its parent dies with the thread that started it: this one stays."""
 
 
 def find_binary(name: str) -> str:
@@ -92,9 +95,13 @@ class Server:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(), stdout=log, stderr=log, preexec_fn=_die_with_parent
-            )
+            self._process = _SPAWNER.submit(
+                subprocess.Popen,
+                self.command(),
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,
+            ).result()
         deadline = time.monotonic() + START_SECONDS
         while not self._serves():
             if not self.is_running or time.monotonic() > deadline:
@@ -188,7 +195,9 @@ class NatsServer(Server):
 
     async def clear(self) -> None:
         """Delete all streams: what an earlier test left in a queue is not this test's."""
-        client = await nats.connect(self.url, user="admin", password=self.passwords["admin"])
+        client = await nats.connect(
+            self.url, user="admin", password=self.passwords["admin"], allow_reconnect=False
+        )
         try:
             streams = client.jetstream()
             for info in await streams.streams_info():

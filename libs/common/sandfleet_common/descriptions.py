@@ -61,4 +61,8 @@ def _item(inner: Any, indent: str) -> Iterator[str]:
 
 def _scalar(value: Any) -> str:
     is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS
-    return cast(str, value) if is_plain else json.dumps(value)
+    if is_plain:
+        return cast(str, value)
+    text = json.dumps(value)
+    # YAML 1.1 takes 1e-07 for text.
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text

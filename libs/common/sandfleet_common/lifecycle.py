@@ -18,6 +18,7 @@ from .logs import Logger
 
 CLEANUP_SECONDS = 10.0
 """What cleaning up after a cancellation may take."""
+RECANCEL_SECONDS = 1.0
 
 
 class Tasks:
@@ -61,13 +62,20 @@ class Tasks:
         return await asyncio.shield(self._failure)
 
     async def cancel_all(self) -> None:
-        """Cancel every task and wait for it, for at most CLEANUP_SECONDS."""
-        pending = {t for t in self._running if t is not asyncio.current_task()}
-        for task in pending:
-            task.cancel()
-        if pending:
-            _, stuck = await asyncio.wait(pending, timeout=CLEANUP_SECONDS)
-            for task in stuck:
+        """Cancel every task and wait for it, for at most CLEANUP_SECONDS.
+
+        One that goes on is cancelled again each second: the NATS client swallows a
+        cancellation that arrives while it flushes, and a loop around it would not end.
+        """
+        for _ in range(int(CLEANUP_SECONDS / RECANCEL_SECONDS)):
+            pending = {t for t in self._running if t is not asyncio.current_task()}
+            if not pending:
+                return
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=RECANCEL_SECONDS)
+        for task in self._running:
+            if task is not asyncio.current_task():
                 self._log.error("task.stuck", task=task.get_name())
 
     def __len__(self) -> int:

@@ -10,6 +10,8 @@ Keys, all under `sf:`:
     job:<j>               hash: submit, info
     job:<j>:slots         hash: slot -> sandbox id as assigned last, or FAILED_SLOT
     job:<j>:failures      hash: slot -> SlotFailure
+    job:<j>:cancelled     there when somebody asked for its end
+    mark:<name>           there until Redis loses its memory
     key:<k>               idempotency key -> sandbox id
     node:<n>              the latest NodeBeat; expires when beats stop
     node:<n>:intact       the boot id whose inventory is here; gone when Redis lost its memory
@@ -251,6 +253,11 @@ class Store:
         with _mapped():
             await self._redis.set(f"sf:key:{key}", sandbox_id, ex=seconds)
 
+    async def swap_key(self, key: str, before: str, sandbox_id: str, seconds: int = 3600) -> bool:
+        """Tie a key to another id if it is still tied to `before`."""
+        answers = await self._run(SWAP, [([f"sf:key:{key}"], [before, sandbox_id, seconds])])
+        return bool(answers[0])
+
     # -------------------------------------------------------------------- jobs
 
     async def open_job(self, submit: JobSubmit, info: JobInfo) -> bool:
@@ -275,6 +282,16 @@ class Store:
         if submit is None or info is None:
             return None
         return JobSubmit.model_validate_json(submit), JobInfo.model_validate_json(info)
+
+    async def cancel_job(self, job_id: str) -> None:
+        """Ask whoever works on a job to end it."""
+        with _mapped():
+            await self._redis.set(f"sf:job:{job_id}:cancelled", "1", ex=JOB_SECONDS)
+
+    async def is_cancelled(self, job_id: str) -> bool:
+        """Return whether somebody asked for a job's end."""
+        with _mapped():
+            return bool(await self._redis.exists(f"sf:job:{job_id}:cancelled"))
 
     async def save_job(self, info: JobInfo) -> None:
         """Write where a job is."""
@@ -341,6 +358,17 @@ class Store:
         parsed = [SlotFailure.model_validate_json(text) for text in cast(list[str], found)]
         return sorted(parsed, key=lambda failure: failure.slot)
 
+    async def some_failures(self, job_id: str, slots: Sequence[int]) -> list[SlotFailure]:
+        """Return the failures among some slots, in the order asked for."""
+        if not slots:
+            return []
+        with _mapped():
+            found = await cast(
+                Any, self._redis.hmget(f"sf:job:{job_id}:failures", [str(n) for n in slots])
+            )
+        texts = cast(list[str | None], found)
+        return [SlotFailure.model_validate_json(text) for text in texts if text is not None]
+
     # ------------------------------------------------------------------- nodes
 
     async def beat(self, beat: NodeBeat) -> bool:
@@ -378,6 +406,11 @@ class Store:
         """Forget a node that is lost, until it beats again."""
         with _mapped():
             await cast(Any, self._redis.srem("sf:nodes", node))
+
+    async def leave_mark(self, name: str) -> bool:
+        """Leave a mark and return whether it was there; it goes when Redis loses its memory."""
+        with _mapped():
+            return await self._redis.set(f"sf:mark:{name}", "1", nx=True) is None
 
     # ------------------------------------------------------------------ alerts
 

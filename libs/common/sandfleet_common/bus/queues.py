@@ -29,6 +29,9 @@ class Delivery:
 
     payload: bytes
     attempt: int
+    """1 the first time."""
+    stored_at: float
+    """When the queue took it."""
     _message: Msg
 
     async def done(self) -> None:
@@ -85,7 +88,8 @@ class WorkQueue:
             await self.close()
             text = str(problem) or type(problem).__name__
             raise Unreachable(f"JetStream does not answer: {text}") from problem
-        return Delivery(message.data, message.metadata.num_delivered, message)
+        about = message.metadata
+        return Delivery(message.data, about.num_delivered, about.timestamp.timestamp(), message)
 
     async def close(self) -> None:
         """Stop asking for work; closing twice is no error."""
