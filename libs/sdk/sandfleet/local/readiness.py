@@ -92,10 +92,10 @@ def line_text(line: str) -> str:
 
 def _plain(value: object) -> object:
     """Return an error of a log line without its trace, anything else as it is."""
-    if isinstance(value, dict) and "trace" in value:
-        error = cast(dict[str, object], value)
-        return f"{error.get('type')}: {error.get('text')}"
-    return value
+    if not isinstance(value, dict):
+        return value
+    error = cast(dict[str, object], value)
+    return f"{error.get('type')}: {error.get('text')}" if "trace" in error else error
 
 
 def make_streams(layout: Layout, port: int, password: str) -> None:
