@@ -14,16 +14,16 @@ enum {
 	REPLIES_HIGH = 4 * SF_FRAME_DATA_MAX, /* waiting replies; above, nothing makes more */
 	JOBS_MAX = 1024,
 	PROCESS_BUCKETS = 64,
-	SEGMENTS_MAX = 4096,   /* changes between stdout and stderr in the output kept */
+	SEGMENTS_MAX = 4096, /* changes between stdout and stderr in the output kept */
 	GROUPS_MAX = 64,
 	MESSAGE_SIZE = 256,
-	SETTLED_MAX = 128,     /* changes to files remembered, see settled.c */
+	SETTLED_MAX = 128, /* changes to files remembered, see settled.c */
 };
 
 struct agent_options {
 	int channel;
-	int cgroup;           /* the sandbox's v2 directory, or -1 */
-	int ready;            /* a byte goes here when the agent serves, or -1 */
+	int cgroup;	      /* the sandbox's v2 directory, or -1 */
+	int ready;	      /* a byte goes here when the agent serves, or -1 */
 	bool has_lowered_oom; /* commands must raise their score again */
 };
 
@@ -61,9 +61,9 @@ struct agent {
 	struct agent_options options;
 	int epoll;
 	struct source channel, signals, timer;
-	uint8_t *packet;              /* one frame from the node */
-	bool packet_is_large;         /* it has grown pages worth giving back */
-	uint8_t *scratch;             /* payload under construction, SF_FRAME_DATA_MAX */
+	uint8_t *packet;      /* one frame from the node */
+	bool packet_is_large; /* it has grown pages worth giving back */
+	uint8_t *scratch;     /* payload under construction, SF_FRAME_DATA_MAX */
 	struct reply *replies, **replies_end;
 	size_t replies_bytes;
 	struct process *processes[PROCESS_BUCKETS]; /* by id */
@@ -75,16 +75,16 @@ struct agent {
 	struct upload *uploads[SF_WRITES_MAX];
 	struct watch *watches;
 	unsigned int watch_count;
-	bool watches_wait;            /* for room among the replies */
-	uint32_t *lingering;          /* command cgroups that still hold processes */
+	bool watches_wait;   /* for room among the replies */
+	uint32_t *lingering; /* command cgroups that still hold processes */
 	size_t lingering_count, lingering_room;
 	struct settled {
 		uint32_t id;
 		uint16_t type;
 	} settled[SETTLED_MAX];
 	unsigned int settled_next;
-	bool is_acting;               /* between act_as and act_as_root */
-	uint64_t armed_ms;            /* when the timer goes off, 0: never */
+	bool is_acting;	   /* between act_as and act_as_root */
+	uint64_t armed_ms; /* when the timer goes off, 0: never */
 };
 
 /* agent.c */

@@ -53,7 +53,8 @@ void reply_send(struct agent *a, uint16_t type, uint32_t id, uint16_t flags, uin
 		return;
 	struct reply *reply = malloc(sizeof(*reply) + sizeof(head) + size);
 
-	/* A lost reply would leave the node waiting for ever; without memory the sandbox is over. */
+	/* A lost reply would leave the node waiting for ever; without memory the sandbox is over.
+	 */
 	if (reply == NULL)
 		channel_lost();
 	reply->next = NULL;
@@ -176,8 +177,8 @@ void channel_start(struct agent *a)
 	a->replies_end = &a->replies;
 	a->channel.owner = a;
 	a->channel.ready = on_channel;
-	a->packet = mmap(NULL, PACKET_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-			 0);
+	a->packet =
+	    mmap(NULL, PACKET_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	a->scratch = mmap(NULL, SF_FRAME_DATA_MAX, PROT_READ | PROT_WRITE,
 			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (a->packet == MAP_FAILED || a->scratch == MAP_FAILED ||

@@ -126,13 +126,15 @@ static int run_from_path(struct launch *l)
 		return run(program, l);
 	for (;;) {
 		size_t length = strcspn(at, ":");
-		int size = snprintf(path, sizeof(path), "%.*s%s%s", (int)MIN(length, (size_t)PATH_MAX),
-				    at, length > 0 ? "/" : "", program);
+		int size =
+		    snprintf(path, sizeof(path), "%.*s%s%s", (int)MIN(length, (size_t)PATH_MAX), at,
+			     length > 0 ? "/" : "", program);
 
 		if (size > 0 && (size_t)size < sizeof(path)) {
 			int result = run(path, l);
 
-			if (result != ENOENT && result != ENOTDIR && (error == ENOENT || result != EACCES))
+			if (result != ENOENT && result != ENOTDIR &&
+			    (error == ENOENT || result != EACCES))
 				error = result;
 			if (result != ENOENT && result != ENOTDIR && result != EACCES)
 				return result;

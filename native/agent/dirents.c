@@ -26,7 +26,7 @@ int dirents_next(struct dirents *dirents, struct dirent_entry *entry)
 			dirents->at = 0;
 		}
 		const struct kernel_dirent *found =
-			(const struct kernel_dirent *)(dirents->buffer + dirents->at);
+		    (const struct kernel_dirent *)(dirents->buffer + dirents->at);
 
 		dirents->at += found->size;
 		entry->name = found->name;

@@ -62,12 +62,12 @@ static const struct {
 	bool has_path;
 	serve *serve;
 } requests[] = {
-	{ SF_HELLO, false, serve_hello },    { SF_SIGNAL, false, serve_signal },
-	{ SF_RESIZE, false, serve_resize },  { SF_PS, false, serve_ps },
-	{ SF_STAT, true, serve_stat },       { SF_LIST, true, serve_list },
-	{ SF_READ, true, serve_read },       { SF_WRITE, true, serve_write },
-	{ SF_MKDIR, true, serve_mkdir },     { SF_REMOVE, true, serve_remove },
-	{ SF_RENAME, true, serve_rename },   { SF_WATCH, true, serve_watch },
+	{ SF_HELLO, false, serve_hello },   { SF_SIGNAL, false, serve_signal },
+	{ SF_RESIZE, false, serve_resize }, { SF_PS, false, serve_ps },
+	{ SF_STAT, true, serve_stat },	    { SF_LIST, true, serve_list },
+	{ SF_READ, true, serve_read },	    { SF_WRITE, true, serve_write },
+	{ SF_MKDIR, true, serve_mkdir },    { SF_REMOVE, true, serve_remove },
+	{ SF_RENAME, true, serve_rename },  { SF_WATCH, true, serve_watch },
 };
 
 void dispatch(struct agent *a, const struct sf_frame *head, const uint8_t *payload)

@@ -19,7 +19,7 @@ struct plumbing {
 
 static void plumbing_close(struct plumbing *fds)
 {
-	int *const all[] = { &fds->in,       &fds->out,       &fds->err,       &fds->status,
+	int *const all[] = { &fds->in,	     &fds->out,	      &fds->err,       &fds->status,
 			     &fds->child_in, &fds->child_out, &fds->child_err, &fds->child_status };
 
 	for (size_t i = 0; i < COUNT(all); i++)
@@ -97,8 +97,8 @@ static size_t add_defaults(char **envp, size_t count, const struct identity *ide
 		{ "LOGNAME", identity->name },
 		{ "SHELL", identity->shell },
 		{ "PATH", identity->uid == 0
-				  ? "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-				  : "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games" },
+			      ? "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+			      : "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games" },
 		{ "TERM", is_terminal ? "xterm-256color" : NULL },
 	};
 	size_t used = 0;
@@ -106,8 +106,8 @@ static size_t add_defaults(char **envp, size_t count, const struct identity *ide
 	for (size_t i = 0; i < COUNT(defaults); i++) {
 		if (defaults[i][1] == NULL || is_named(envp, defaults[i][0]))
 			continue;
-		int size = snprintf(space + used, room - used, "%s=%s", defaults[i][0],
-				    defaults[i][1]);
+		int size =
+		    snprintf(space + used, room - used, "%s=%s", defaults[i][0], defaults[i][1]);
 
 		if (size < 0 || (size_t)size >= room - used)
 			break;
@@ -125,8 +125,8 @@ static char *lay_out(struct launch *launch, const struct sf_frame *head, const u
 		     const struct request *request)
 {
 	size_t slots = request->args + request->envs + 2 + DEFAULTS_MAX;
-	size_t room = slots * sizeof(char *) + request->text_bytes + request->cwd.size + 1 +
-		      DEFAULTS_SPACE;
+	size_t room =
+	    slots * sizeof(char *) + request->text_bytes + request->cwd.size + 1 + DEFAULTS_SPACE;
 	char *block = malloc(room);
 
 	if (block == NULL)
@@ -214,9 +214,9 @@ static int start(struct agent *a, struct process *p, struct launch *launch,
 	int status = make_pipe(&fds.status, &fds.child_status, true);
 
 	if (status == 0)
-		status = launch->is_terminal ? make_terminal(&fds, &launch->identity, request->rows,
-							     request->cols)
-					     : make_pipes(&fds, flags & SF_FLAG_STDIN);
+		status = launch->is_terminal
+			     ? make_terminal(&fds, &launch->identity, request->rows, request->cols)
+			     : make_pipes(&fds, flags & SF_FLAG_STDIN);
 	if (status == 0) {
 		launch->in = fds.child_in;
 		launch->out = fds.child_out;

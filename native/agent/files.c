@@ -53,7 +53,8 @@ static int stat_into(struct builder *fields, const char *path, int flags)
 	return 0;
 }
 
-static void answer_entry(struct agent *a, uint32_t id, const char *verb, const char *path, int flags)
+static void answer_entry(struct agent *a, uint32_t id, const char *verb, const char *path,
+			 int flags)
 {
 	uint8_t space[2 * SF_PATH_MAX + 256];
 	struct builder fields = { .data = space, .room = sizeof(space) };
@@ -146,8 +147,8 @@ void serve_rename(struct agent *a, const struct sf_frame *head, const struct req
 		status = move(path, target);
 	if (status == -EXDEV) {
 		/* The overlay cannot move a directory that lies in a read-only layer. */
-		reply_error(a, head->id, EXDEV, "cannot rename %.120s: copy it and remove it instead",
-			    path);
+		reply_error(a, head->id, EXDEV,
+			    "cannot rename %.120s: copy it and remove it instead", path);
 	} else if (status < 0) {
 		files_refuse(a, head->id, "rename", path, -status);
 	} else {

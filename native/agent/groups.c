@@ -83,8 +83,8 @@ static bool signal_kin(pid_t root, int signal, uint8_t *seen)
 		if (pid <= 1 || pid >= 1 << 22 || (seen[pid / 8] & (1 << pid % 8)) ||
 		    !read_kin(dirfd(proc), entry->d_name, &parent, &session))
 			continue;
-		bool is_child = parent > 0 && parent < 1 << 22 &&
-				(seen[parent / 8] & (1 << parent % 8));
+		bool is_child =
+		    parent > 0 && parent < 1 << 22 && (seen[parent / 8] & (1 << parent % 8));
 
 		if (pid != root && session != root && !is_child)
 			continue;
@@ -109,7 +109,8 @@ static void signal_by_descent(pid_t root, int signal)
 void group_signal(struct agent *a, struct process *p, int signal)
 {
 	(void)a;
-	if (p->cgroup >= 0 && (signal == SIGKILL ? kill_group(p->cgroup) : signal_group(p->cgroup, signal)))
+	if (p->cgroup >= 0 &&
+	    (signal == SIGKILL ? kill_group(p->cgroup) : signal_group(p->cgroup, signal)))
 		return;
 	if (!p->is_reaped)
 		kill(-p->pid, signal);

@@ -67,7 +67,8 @@ void serve_list(struct agent *a, const struct sf_frame *head, const struct reque
 		free(l);
 		return;
 	}
-	l->job = (struct job){ .id = head->id, .type = SF_LIST, .step = listing_step,
-			       .end = listing_end };
+	l->job = (struct job){
+		.id = head->id, .type = SF_LIST, .step = listing_step, .end = listing_end
+	};
 	job_add(a, &l->job);
 }

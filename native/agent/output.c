@@ -78,7 +78,8 @@ void output_free(struct output *output)
 	drop_segments(output);
 }
 
-/* Reads and counts, beyond the limit or out of memory. The scratch pages are free between events. */
+/* Reads and counts, beyond the limit or out of memory. The scratch pages are free between events.
+ */
 static ssize_t read_and_drop(struct agent *a, struct output *output, struct stream *stream)
 {
 	size_t want = MIN(stream->left, (size_t)SF_FRAME_DATA_MAX);
@@ -138,7 +139,8 @@ static bool read_stream(struct agent *a, struct stream *stream)
 		stream->left -= (size_t)size;
 	if (size > 0 && stream->left > 0)
 		return true;
-	/* The end, or EIO from a terminal nobody holds; while draining, also nothing more to read. */
+	/* The end, or EIO from a terminal nobody holds; while draining, also nothing more to read.
+	 */
 	if (size >= 0 || errno != EAGAIN || is_draining) {
 		source_close(a->epoll, &stream->source);
 		process_settle(a, p);

@@ -86,17 +86,17 @@ void entry_build(struct builder *fields, const char *name, const struct stat *st
 {
 	struct sf_entry entry = {
 		.size = (uint64_t)stat->st_size,
-		.mtime_ns = (uint64_t)stat->st_mtim.tv_sec * 1000000000u +
-			    (uint64_t)stat->st_mtim.tv_nsec,
+		.mtime_ns =
+		    (uint64_t)stat->st_mtim.tv_sec * 1000000000u + (uint64_t)stat->st_mtim.tv_nsec,
 		.mode = stat->st_mode,
 		.uid = stat->st_uid,
 		.gid = stat->st_gid,
 		.name_size = (uint32_t)strlen(name),
 		.target_size = (uint32_t)target_size,
 	};
-	struct piece pieces[] = {
-		{ &entry, sizeof(entry) }, { name, strlen(name) }, { target, target_size }
-	};
+	struct piece pieces[] = { { &entry, sizeof(entry) },
+				  { name, strlen(name) },
+				  { target, target_size } };
 
 	build_pieces(fields, SF_TAG_ENTRY, pieces, COUNT(pieces));
 }

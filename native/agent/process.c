@@ -105,7 +105,8 @@ static void tell_failed_start(struct agent *a, struct process *p)
 	else if (p->start_step == CHILD_CWD && error == ENOENT)
 		reply_error(a, p->id, error, "working directory %s does not exist", p->cwd);
 	else if (p->start_step == CHILD_CWD)
-		reply_error(a, p->id, error, "cannot enter working directory %s: %s", p->cwd, reason);
+		reply_error(a, p->id, error, "cannot enter working directory %s: %s", p->cwd,
+			    reason);
 	else if (p->start_step == CHILD_USER)
 		reply_error(a, p->id, error, "cannot become user %s: %s", p->user, reason);
 	else

@@ -26,8 +26,8 @@ struct output {
 	struct ring ring;
 	struct segment *segments; /* of the bytes in the ring, in order, from segment_first on */
 	size_t segment_first, segment_count, segment_room;
-	uint64_t sent;    /* position up to which the present node has been told */
-	uint64_t limit;   /* bytes kept in all */
+	uint64_t sent;	/* position up to which the present node has been told */
+	uint64_t limit; /* bytes kept in all */
 	uint64_t dropped;
 };
 
@@ -41,31 +41,31 @@ struct stream {
 struct input {
 	struct source source; /* fd -1: closed or none */
 	struct process *process;
-	struct ring ring;     /* head: taken by the process; tail: received */
-	bool ends;            /* EOF follows the bytes in the ring */
+	struct ring ring; /* head: taken by the process; tail: received */
+	bool ends;	  /* EOF follows the bytes in the ring */
 	bool reader_gone;
 };
 
 struct process {
-	struct process *next;         /* in its bucket */
+	struct process *next; /* in its bucket */
 	struct process *next_living;
 	struct process *next_speaker;
 	bool is_speaker;
 	uint32_t id;
 	pid_t pid;
 	enum process_state state;
-	unsigned int say;             /* SAY_* */
-	int cgroup;                   /* the command's directory, or -1 */
-	struct stream out, err;       /* a terminal uses only out */
+	unsigned int say;	/* SAY_* */
+	int cgroup;		/* the command's directory, or -1 */
+	struct stream out, err; /* a terminal uses only out */
 	struct input input;
 	struct output output;
-	struct source start;          /* tells of a failed exec, ends on a good one */
-	int start_error;              /* errno, with the step that failed */
+	struct source start; /* tells of a failed exec, ends on a good one */
+	int start_error;     /* errno, with the step that failed */
 	int start_step;
 	char program[96], cwd[96], user[64]; /* for the sentence about it */
-	uint64_t deadline_ms;         /* 0: none */
+	uint64_t deadline_ms;		     /* 0: none */
 	bool has_timed_out, is_terminal, is_reaped;
-	int status;                   /* raw wait status */
+	int status; /* raw wait status */
 	uint64_t cpu_us, rss_bytes;
 };
 

@@ -125,8 +125,8 @@ void serve_ps(struct agent *a, const struct sf_frame *head, const struct request
 		reply_error(a, head->id, ENOMEM, "cannot look at processes");
 		return;
 	}
-	c->job = (struct job){ .id = head->id, .type = SF_PS, .step = census_step,
-			       .end = census_end };
+	c->job =
+	    (struct job){ .id = head->id, .type = SF_PS, .step = census_step, .end = census_end };
 	c->dirents.fd = fd;
 	job_add(a, &c->job);
 }

@@ -26,7 +26,8 @@ static bool is_at_end(const struct reading *r)
 {
 	struct stat stat;
 
-	return fstat(r->fd, &stat) == 0 && stat.st_size > 0 && r->position >= (uint64_t)stat.st_size;
+	return fstat(r->fd, &stat) == 0 && stat.st_size > 0 &&
+	       r->position >= (uint64_t)stat.st_size;
 }
 
 static int reading_step(struct agent *a, struct job *job)
@@ -37,8 +38,8 @@ static int reading_step(struct agent *a, struct job *job)
 
 	a->packet_is_large = true; /* the scratch page and its neighbours */
 	while (have < want) {
-		ssize_t size = RETRY(pread(r->fd, a->scratch + have, want - have,
-					   (off_t)(r->position + have)));
+		ssize_t size = RETRY(
+		    pread(r->fd, a->scratch + have, want - have, (off_t)(r->position + have)));
 
 		if (size < 0) {
 			reply_error(a, job->id, errno, "cannot read: %s", strerror(errno));
@@ -128,8 +129,9 @@ void serve_read(struct agent *a, const struct sf_frame *head, const struct reque
 		files_refuse(a, head->id, "read", path, r == NULL ? ENOMEM : EINVAL);
 		return;
 	}
-	r->job = (struct job){ .id = head->id, .type = SF_READ, .step = reading_step,
-			       .end = reading_end };
+	r->job = (struct job){
+		.id = head->id, .type = SF_READ, .step = reading_step, .end = reading_end
+	};
 	r->fd = fd;
 	r->position = head->position;
 	r->left = request->has_length ? MIN(request->length, (uint64_t)INT64_MAX - r->position)

@@ -26,12 +26,12 @@ struct level {
 struct removal {
 	struct job job;
 	struct identity identity;
-	int parent;              /* where the top lies */
-	char name[256];          /* the top's name there */
-	char path[200];          /* for the sentence about a failure */
-	struct dirents dirents;  /* of the directory being emptied; fd -1: none */
-	bool has_seen_any;       /* in this pass over it */
-	struct level *levels;    /* from the top down to the current one */
+	int parent;		/* where the top lies */
+	char name[256];		/* the top's name there */
+	char path[200];		/* for the sentence about a failure */
+	struct dirents dirents; /* of the directory being emptied; fd -1: none */
+	bool has_seen_any;	/* in this pass over it */
+	struct level *levels;	/* from the top down to the current one */
 	size_t depth, room;
 	unsigned int calls;
 };
@@ -80,7 +80,7 @@ static int descend(struct removal *r, int dir, const char *name)
 	if (r->depth == r->room) {
 		size_t room = MAX(r->room * 2, (size_t)16);
 		struct level *levels =
-			room > DEPTH_MAX ? NULL : realloc(r->levels, room * sizeof(*levels));
+		    room > DEPTH_MAX ? NULL : realloc(r->levels, room * sizeof(*levels));
 
 		if (levels == NULL) {
 			close(fd);
@@ -204,8 +204,8 @@ static void remove_tree(struct agent *a, uint32_t id, int dir, const char *name,
 		files_refuse(a, id, "remove", path, error);
 		return;
 	}
-	r->job = (struct job){ .id = id, .type = SF_REMOVE, .step = removal_step,
-			       .end = removal_end };
+	r->job =
+	    (struct job){ .id = id, .type = SF_REMOVE, .step = removal_step, .end = removal_end };
 	r->identity = *identity;
 	r->parent = fcntl(dir, F_DUPFD_CLOEXEC, 0);
 	r->dirents.fd = -1;

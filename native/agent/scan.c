@@ -10,10 +10,10 @@
 enum { ENTRIES_PER_STEP = 256 };
 
 struct scan {
-	struct job job;          /* its id is the watch's */
-	struct dirents dirents;  /* of the directory being read; fd -1: none */
-	uint32_t number;         /* that directory */
-	bool is_first;           /* the WATCH request waits for the end */
+	struct job job;		/* its id is the watch's */
+	struct dirents dirents; /* of the directory being read; fd -1: none */
+	uint32_t number;	/* that directory */
+	bool is_first;		/* the WATCH request waits for the end */
 };
 
 static void scan_end(struct job *job)
@@ -99,8 +99,7 @@ static void note_entry(struct agent *a, struct watch *w, struct scan *s,
 
 	if (is_new)
 		watch_tell(a, w, SF_EVENT_CREATE, s->number, entry->name);
-	if (!is_directory(s->dirents.fd, entry) ||
-	    watched_child(w, s->number, entry->name) >= 0)
+	if (!is_directory(s->dirents.fd, entry) || watched_child(w, s->number, entry->name) >= 0)
 		return;
 	if (watched_add(w, s->number, entry->name, is_new) < 0)
 		watch_overflows(a, w);

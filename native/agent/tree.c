@@ -53,8 +53,8 @@ int watched_add(struct watch *w, uint32_t parent, const char *name, bool is_new)
 		return number;
 	}
 	w->name_bytes += size;
-	w->all[number] = (struct watched){ .wd = -1, .parent = parent, .name = copy,
-					   .is_new = is_new };
+	w->all[number] =
+	    (struct watched){ .wd = -1, .parent = parent, .name = copy, .is_new = is_new };
 	return number;
 }
 
@@ -107,7 +107,8 @@ void watched_drop(struct watch *w, uint32_t number, void (*dropped)(struct watch
 		w->all[i].parent = number;
 	}
 	for (uint32_t i = w->count; i-- > 0;) {
-		bool is_gone = i == number || (i > 0 && is_used(w, i) && w->all[i].parent == number);
+		bool is_gone =
+		    i == number || (i > 0 && is_used(w, i) && w->all[i].parent == number);
 
 		if (!is_gone || !is_used(w, i))
 			continue;

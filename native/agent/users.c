@@ -146,7 +146,8 @@ static bool each_line(const char *path, take_line *take, void *context)
 			at += length + 1;
 		}
 		if (size <= 0)
-			return filled > at && !is_skipping && take(buffer + at, filled - at, context);
+			return filled > at && !is_skipping &&
+			       take(buffer + at, filled - at, context);
 		used = filled - at;
 		memmove(buffer, buffer + at, used);
 		if (used == sizeof(buffer)) {

@@ -19,7 +19,8 @@ struct watch *watch_find(struct agent *a, uint32_t id)
 	return w;
 }
 
-static void send_event(struct agent *a, uint32_t id, uint16_t flags, uint32_t kind, const char *path)
+static void send_event(struct agent *a, uint32_t id, uint16_t flags, uint32_t kind,
+		       const char *path)
 {
 	uint8_t space[SF_PATH_MAX + 64];
 	struct builder fields = { .data = space, .room = sizeof(space) };

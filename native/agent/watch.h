@@ -6,18 +6,18 @@
 #include "agent/files.h"
 
 enum {
-	WATCHED_MAX = 8192,         /* directories in one watch */
+	WATCHED_MAX = 8192,	     /* directories in one watch */
 	WATCHED_NAMES_MAX = 1 << 20, /* bytes of their names */
 	WATCHED_BUCKETS = 256,
 };
 
 /* One directory, or the watched path itself, which is number 0. */
 struct watched {
-	int wd;               /* -1: not yet, or free */
-	uint32_t parent;      /* its number */
-	uint32_t next;        /* in its bucket; number + 1, 0 ends */
-	char *name;           /* in its parent; NULL: free (but number 0 has none) */
-	bool is_new;          /* appeared after the watch began: what it holds is news */
+	int wd;		 /* -1: not yet, or free */
+	uint32_t parent; /* its number */
+	uint32_t next;	 /* in its bucket; number + 1, 0 ends */
+	char *name;	 /* in its parent; NULL: free (but number 0 has none) */
+	bool is_new;	 /* appeared after the watch began: what it holds is news */
 };
 
 struct watch {
@@ -27,7 +27,7 @@ struct watch {
 	struct identity identity;
 	char path[SF_PATH_MAX];
 	bool is_recursive;
-	bool is_full;         /* told already that some directories are not covered */
+	bool is_full; /* told already that some directories are not covered */
 	struct watched *all;
 	uint32_t count, room;
 	size_t name_bytes;

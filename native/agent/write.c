@@ -19,13 +19,13 @@ enum { LINKS_MAX = 16, NR_FACCESSAT2 = 439 };
 struct upload {
 	uint32_t id;
 	struct identity identity;
-	int dir, fd;        /* fd -1: failed, or done before */
+	int dir, fd; /* fd -1: failed, or done before */
 	char name[256], temporary[48];
-	char path[200];     /* for sentences */
+	char path[200]; /* for sentences */
 	bool has_old, has_mode, is_settled;
 	struct stat old;
 	mode_t mode;
-	int error;          /* told already; told again at the end */
+	int error; /* told already; told again at the end */
 };
 
 static struct upload **find_slot(struct agent *a, uint32_t id)
@@ -112,7 +112,9 @@ static int locate(struct upload *u, char *path)
 		if (!S_ISLNK(u->old.st_mode)) {
 			strcpy(u->name, name);
 			u->has_old = true;
-			return S_ISREG(u->old.st_mode) ? 0 : S_ISDIR(u->old.st_mode) ? -EISDIR : -EINVAL;
+			return S_ISREG(u->old.st_mode)	 ? 0
+			       : S_ISDIR(u->old.st_mode) ? -EISDIR
+							 : -EINVAL;
 		}
 		int status = follow(u->dir, name, path);
 
@@ -133,8 +135,8 @@ static int open_hidden(struct upload *u)
 		random = u->id;
 	snprintf(u->temporary, sizeof(u->temporary), ".sandfleet-%016llx",
 		 (unsigned long long)random);
-	u->fd = openat(u->dir, u->temporary,
-		       O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	u->fd = openat(u->dir, u->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+		       0600);
 	return u->fd < 0 ? -errno : 0;
 }
 
@@ -218,8 +220,8 @@ static int put_in_place(struct upload *u)
 	mode_t mode = u->has_mode ? u->mode : u->has_old ? u->old.st_mode & 07777 : 0644;
 
 	/* Owner first, for changing it clears mode bits. Only root can, and nobody minds. */
-	if (u->has_old && u->identity.uid == 0 &&
-	    fchown(u->fd, u->old.st_uid, u->old.st_gid) && errno != EPERM && errno != EINVAL)
+	if (u->has_old && u->identity.uid == 0 && fchown(u->fd, u->old.st_uid, u->old.st_gid) &&
+	    errno != EPERM && errno != EINVAL)
 		return -errno;
 	if (fchmod(u->fd, mode) || renameat(u->dir, u->temporary, u->dir, u->name))
 		return -errno;

@@ -12,7 +12,7 @@
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define CONTAINER(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+#define CONTAINER(pointer, type, member) ((type *)((char *)(pointer)-offsetof(type, member)))
 
 #define RETRY(call)                                                                                \
 	({                                                                                         \

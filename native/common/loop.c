@@ -18,9 +18,9 @@ int source_add(int epoll, struct source *source, int fd, uint32_t events)
 int source_want(int epoll, struct source *source, uint32_t events)
 {
 	struct epoll_event event = { .events = events, .data.ptr = source };
-	int operation = events == 0		? EPOLL_CTL_DEL
-			: source->events == 0	? EPOLL_CTL_ADD
-						: EPOLL_CTL_MOD;
+	int operation = events == 0	      ? EPOLL_CTL_DEL
+			: source->events == 0 ? EPOLL_CTL_ADD
+					      : EPOLL_CTL_MOD;
 
 	if (source->fd < 0 || source->events == events)
 		return 0;

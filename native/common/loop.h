@@ -8,10 +8,10 @@ struct source;
 typedef void source_ready(struct source *source, uint32_t events);
 
 struct source {
-	int fd;          /* -1: not watched */
+	int fd;		 /* -1: not watched */
 	uint32_t events; /* what epoll has been asked for */
 	source_ready *ready;
-	void *owner;     /* the loop's state: struct agent or struct launcher */
+	void *owner; /* the loop's state: struct agent or struct launcher */
 };
 
 /* Each returns 0 or a negative errno. A source keeps its place in memory while watched. Wanting

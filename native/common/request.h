@@ -16,8 +16,8 @@ struct request {
 	uint32_t version, rows, cols, signal, mode;
 	uint64_t timeout_ms, limit, length;
 	bool has_mode, has_limit, has_length;
-	size_t args, envs;  /* how many */
-	size_t text_bytes;  /* of all args and envs, each with a NUL */
+	size_t args, envs; /* how many */
+	size_t text_bytes; /* of all args and envs, each with a NUL */
 };
 
 /* Reads a payload. -EBADMSG if it is not made of sound fields, -EINVAL if a text holds a NUL or

@@ -11,9 +11,9 @@
 
 struct ring {
 	uint8_t *data;
-	size_t size;        /* a power of two, or 0 */
-	uint64_t head;      /* position of the first byte kept */
-	uint64_t tail;      /* position after the last */
+	size_t size;   /* a power of two, or 0 */
+	uint64_t head; /* position of the first byte kept */
+	uint64_t tail; /* position after the last */
 };
 
 /* Makes room for up to `want` bytes at the tail, all kept together never above `max` (a power of

@@ -109,9 +109,9 @@ static inline int sys_mount_setattr(int dir, const char *path, unsigned int flag
 
 static inline int sys_openat2(int dir, const char *path, int flags, mode_t mode, uint64_t resolve)
 {
-	struct sf_open_how how = {
-		.flags = (uint64_t)(unsigned int)flags | O_CLOEXEC, .mode = mode, .resolve = resolve
-	};
+	struct sf_open_how how = { .flags = (uint64_t)(unsigned int)flags | O_CLOEXEC,
+				   .mode = mode,
+				   .resolve = resolve };
 
 	return (int)syscall(SF_NR_OPENAT2, dir, path, &how, sizeof(how));
 }

@@ -48,7 +48,8 @@ static int read_lowers(struct launcher *l, const struct message *message, struct
 		int index = layer_find(l, digest);
 
 		if (index < 0)
-			return fail(failure, ENOENT, "request", "layer %.100s is not mounted", digest);
+			return fail(failure, ENOENT, "request", "layer %.100s is not mounted",
+				    digest);
 		if (plan->lower_count == LOWERS_MAX)
 			return fail(failure, E2BIG, "request", "at most %d layers", LOWERS_MAX);
 		plan->lowers[plan->lower_count++] = (unsigned int)index;
@@ -125,7 +126,8 @@ static void answer_ready(struct launcher *l, struct sandbox *sandbox)
 
 	sandbox->state = SANDBOX_LIVE;
 	if (sandbox->connection != l->connection) {
-		/* Asked for by a node service that is gone; its successor has said hello already. */
+		/* Asked for by a node service that is gone; its successor has said hello already.
+		 */
 		sandbox_tell(l, sandbox);
 		return;
 	}
@@ -259,7 +261,8 @@ int sandbox_create(struct launcher *l, const struct message *message, struct fai
 	int status;
 
 	if (id == NULL || id[0] == '\0' || strlen(id) >= ID_SIZE)
-		return fail(failure, EINVAL, "request", "a sandbox needs id=, shorter than %d", ID_SIZE);
+		return fail(failure, EINVAL, "request", "a sandbox needs id=, shorter than %d",
+			    ID_SIZE);
 	if (registry_find(l, id) != NULL)
 		return fail(failure, EEXIST, "request", "there is a sandbox with this id");
 	status = read_plan(l, message, &plan, failure);
@@ -268,7 +271,8 @@ int sandbox_create(struct launcher *l, const struct message *message, struct fai
 	struct sandbox *sandbox = registry_add(l, id);
 
 	if (sandbox == NULL)
-		return fail(failure, ENOSPC, "request", "%d sandboxes are on record", SANDBOXES_MAX);
+		return fail(failure, ENOSPC, "request", "%d sandboxes are on record",
+			    SANDBOXES_MAX);
 	snprintf(sandbox->seq, sizeof(sandbox->seq), "%s", seq);
 	sandbox->state = SANDBOX_SETUP;
 	sandbox->connection = l->connection;

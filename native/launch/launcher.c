@@ -242,8 +242,8 @@ static struct launcher *start(const struct options *options)
 
 	if (l == MAP_FAILED || madvise(l, sizeof(*l), MADV_DONTFORK))
 		die("cannot allocate");
-	l->packet = mmap(NULL, SF_LAUNCHER_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-			 -1, 0);
+	l->packet =
+	    mmap(NULL, SF_LAUNCHER_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (l->packet == MAP_FAILED)
 		die("cannot allocate");
 	l->options = *options;

@@ -12,13 +12,13 @@ enum {
 	SANDBOXES_MAX = 32768, /* records, exits that nobody has heard of included */
 	SANDBOX_BUCKETS = 4096,
 	LAYERS_MAX = 4096,
-	LOWERS_MAX = 64,       /* layers under one sandbox */
+	LOWERS_MAX = 64, /* layers under one sandbox */
 	CGROUPS_MAX = 16,
 	ID_SIZE = 96,
 	DIGEST_SIZE = 160,
 	SEQ_SIZE = 32,
-	USERNS_MAX = 4096,     /* user namespaces kept for the next use of their range */
-	SETUPS_MAX = 32,       /* sandboxes being set up at once */
+	USERNS_MAX = 4096, /* user namespaces kept for the next use of their range */
+	SETUPS_MAX = 32,   /* sandboxes being set up at once */
 	SETUP_SECONDS = 30,
 	QUIT_SECONDS = 20,
 };
@@ -36,7 +36,7 @@ enum {
 
 struct layer {
 	char digest[DIGEST_SIZE]; /* "": free */
-	unsigned int users;       /* sandboxes alive or being set up */
+	unsigned int users;	  /* sandboxes alive or being set up */
 };
 
 enum sandbox_state { SANDBOX_FREE, SANDBOX_SETUP, SANDBOX_LIVE, SANDBOX_GONE };
@@ -49,19 +49,19 @@ struct failure {
 
 struct sandbox {
 	char id[ID_SIZE];
-	char seq[SEQ_SIZE];        /* of the create request, until it is answered */
+	char seq[SEQ_SIZE]; /* of the create request, until it is answered */
 	enum sandbox_state state;
-	uint32_t next;             /* in its bucket or the free list; index + 1, 0 ends */
+	uint32_t next; /* in its bucket or the free list; index + 1, 0 ends */
 	uint32_t next_setup;
 	pid_t pid;
-	int channel;               /* a duplicate of the node's end */
+	int channel; /* a duplicate of the node's end */
 	int slot;
-	int status;                /* raw wait status once GONE */
-	unsigned int connection;   /* the one that asked for it */
-	int64_t deadline_ms;       /* of the set-up */
+	int status;		 /* raw wait status once GONE */
+	unsigned int connection; /* the one that asked for it */
+	int64_t deadline_ms;	 /* of the set-up */
 	struct failure failure;
-	struct source child;       /* pidfd: readable when the process has ended */
-	struct source progress;    /* pipe from the set-up: a failure, or its end */
+	struct source child;	/* pidfd: readable when the process has ended */
+	struct source progress; /* pipe from the set-up: a failure, or its end */
 	uint16_t lowers[LOWERS_MAX];
 	unsigned int lower_count;
 };
@@ -87,16 +87,16 @@ struct options {
 struct launcher {
 	int epoll;
 	int run_dir;
-	int null;                     /* /dev/null, the filling of unused slots */
+	int null; /* /dev/null, the filling of unused slots */
 	struct options options;
 	struct source listener, node;
-	unsigned int connection;      /* counts connections */
-	int64_t orphan_since_ms;      /* when the last node left; -1 while one is there */
+	unsigned int connection; /* counts connections */
+	int64_t orphan_since_ms; /* when the last node left; -1 while one is there */
 	bool is_quitting;
 	int64_t quit_deadline_ms;
 	char quit_seq[SEQ_SIZE];
 	struct letter *letters, **letters_end;
-	char *packet;                 /* the request being served; the child unmaps its copy */
+	char *packet; /* the request being served; the child unmaps its copy */
 	bool slot_used[SETUPS_MAX];
 	unsigned int setups;
 	uint32_t first_setup, first_free, sandbox_top, sandbox_count;
@@ -117,8 +117,8 @@ void launcher_refuse(struct launcher *l, const char *seq, const struct failure *
 void launcher_accepts_more(struct launcher *l);
 
 /* Fills in a failure; returns -error for use in a return statement. */
-__attribute__((format(printf, 4, 5))) int fail(struct failure *failure, int error,
-					       const char *step, const char *format, ...);
+__attribute__((format(printf, 4, 5))) int fail(struct failure *failure, int error, const char *step,
+					       const char *format, ...);
 
 /* requests.c */
 void requests_serve(struct launcher *l, struct message *message);

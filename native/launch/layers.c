@@ -17,7 +17,8 @@
 
 static bool is_digest(const char *text)
 {
-	size_t length = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:._-");
+	size_t length =
+	    strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:._-");
 
 	return length > 0 && length < DIGEST_SIZE && text[length] == '\0';
 }
@@ -95,7 +96,8 @@ static int open_layer(const char *fs, const char *path)
 
 		if (tree < 0)
 			return -errno;
-		struct sf_mount_attr attr = { .attr_set = SF_MOUNT_ATTR_RDONLY | SF_MOUNT_ATTR_NODEV };
+		struct sf_mount_attr attr = { .attr_set =
+						  SF_MOUNT_ATTR_RDONLY | SF_MOUNT_ATTR_NODEV };
 
 		if (sys_mount_setattr(tree, "", SF_AT_EMPTY_PATH, &attr) == 0)
 			return tree;
@@ -133,7 +135,8 @@ int layer_add(struct launcher *l, const struct message *message, struct failure 
 	AUTO_CLOSE int mount = open_layer(fs, path);
 
 	if (mount < 0)
-		return fail(failure, -mount, "mount", "cannot mount %.150s: %s", path, strerror(-mount));
+		return fail(failure, -mount, "mount", "cannot mount %.150s: %s", path,
+			    strerror(-mount));
 	int index = claim(l);
 
 	if (index < 0)
@@ -142,7 +145,8 @@ int layer_add(struct launcher *l, const struct message *message, struct failure 
 	if (mkdir(place, 0700) && errno != EEXIST)
 		return fail(failure, errno, "mount", "cannot make a place for the layer");
 	if (sys_move_mount(mount, AT_FDCWD, place))
-		return fail(failure, errno, "mount", "cannot attach the layer: %s", strerror(errno));
+		return fail(failure, errno, "mount", "cannot attach the layer: %s",
+			    strerror(errno));
 	strcpy(l->layers[index].digest, digest);
 	l->layers[index].users = 0;
 	return 0;

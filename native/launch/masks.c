@@ -11,11 +11,11 @@
 /* Some of these only the host's root may read, and root of a sandbox is not; they are covered as
  * well, for such rules have had holes. */
 static const char *const hidden_files[] = {
-	"/proc/allocinfo",    "/proc/cmdline",      "/proc/diskstats",     "/proc/interrupts",
-	"/proc/kallsyms",     "/proc/kcore",        "/proc/key-users",     "/proc/keys",
-	"/proc/kmsg",         "/proc/kpagecgroup",  "/proc/kpagecount",    "/proc/kpageflags",
-	"/proc/latency_stats", "/proc/pagetypeinfo", "/proc/partitions",   "/proc/sched_debug",
-	"/proc/slabinfo",     "/proc/swaps",        "/proc/sysrq-trigger", "/proc/timer_list",
+	"/proc/allocinfo",     "/proc/cmdline",	     "/proc/diskstats",	    "/proc/interrupts",
+	"/proc/kallsyms",      "/proc/kcore",	     "/proc/key-users",	    "/proc/keys",
+	"/proc/kmsg",	       "/proc/kpagecgroup",  "/proc/kpagecount",    "/proc/kpageflags",
+	"/proc/latency_stats", "/proc/pagetypeinfo", "/proc/partitions",    "/proc/sched_debug",
+	"/proc/slabinfo",      "/proc/swaps",	     "/proc/sysrq-trigger", "/proc/timer_list",
 	"/proc/vmallocinfo",
 };
 
@@ -33,7 +33,8 @@ static int cover(const char *path, const char *with)
 
 static int make_read_only(const char *path)
 {
-	const unsigned long flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
+	const unsigned long flags =
+	    MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
 
 	if (mount(path, path, NULL, MS_BIND, NULL) || mount(NULL, path, NULL, flags, NULL))
 		return -errno;

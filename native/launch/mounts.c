@@ -69,7 +69,8 @@ int step_proc(struct plan *plan)
 	/* Mounted while still in the initial user namespace: inside another one the kernel would
 	 * demand an unmasked instance to compare with. */
 	return mount_new("proc", "/proc",
-			 SF_MOUNT_ATTR_NOSUID | SF_MOUNT_ATTR_NODEV | SF_MOUNT_ATTR_NOEXEC, NULL, 0);
+			 SF_MOUNT_ATTR_NOSUID | SF_MOUNT_ATTR_NODEV | SF_MOUNT_ATTR_NOEXEC, NULL,
+			 0);
 }
 
 /* Terminals, and shared memory, both new for each sandbox. */
@@ -80,11 +81,14 @@ static int place_dev_mounts(struct plan *plan)
 	snprintf(uid, sizeof(uid), "%u", plan->uid);
 	snprintf(tty, sizeof(tty), "%u", plan->uid + 5); /* the group tty of Debian and others */
 	const struct setting pts[] = {
-		{ "newinstance", NULL }, { "ptmxmode", "0666" }, { "mode", "0620" }, { "gid", tty },
+		{ "newinstance", NULL },
+		{ "ptmxmode", "0666" },
+		{ "mode", "0620" },
+		{ "gid", tty },
 	};
 	const struct setting shm[] = {
 		{ "size", "64m" }, { "nr_inodes", "16384" }, { "mode", "1777" },
-		{ "uid", uid },    { "gid", uid },
+		{ "uid", uid },	   { "gid", uid },
 	};
 	int status;
 

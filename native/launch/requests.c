@@ -132,8 +132,8 @@ static const struct {
 	const char *op;
 	int (*serve)(struct launcher *l, const struct message *message, struct failure *failure);
 } operations[] = {
-	{ "hello", serve_hello },   { "layer", serve_layer },   { "unlayer", serve_unlayer },
-	{ "create", serve_create }, { "kill", serve_kill },     { "forget", serve_forget },
+	{ "hello", serve_hello },   { "layer", serve_layer }, { "unlayer", serve_unlayer },
+	{ "create", serve_create }, { "kill", serve_kill },   { "forget", serve_forget },
 	{ "quit", serve_quit },
 };
 

@@ -82,8 +82,8 @@ static int configure(struct plan *plan, int fs, int upper, int work)
 	snprintf(upper_path, sizeof(upper_path), "/proc/self/fd/%d", upper);
 	snprintf(work_path, sizeof(work_path), "/proc/self/fd/%d", work);
 	const char *const options[][2] = {
-		{ "source", "sandbox" },    { "lowerdir", lower },    { "upperdir", upper_path },
-		{ "workdir", work_path },   { "index", "off" },       { "metacopy", "off" },
+		{ "source", "sandbox" },	{ "lowerdir", lower }, { "upperdir", upper_path },
+		{ "workdir", work_path },	{ "index", "off" },    { "metacopy", "off" },
 		{ "redirect_dir", "nofollow" }, { "xino", "off" },
 	};
 

@@ -11,13 +11,13 @@ struct plan {
 	unsigned int cgroup_count;
 	unsigned int lowers[LOWERS_MAX];
 	unsigned int lower_count;
-	uid_t uid;                /* host id of the sandbox's root, user and group */
+	uid_t uid; /* host id of the sandbox's root, user and group */
 	unsigned long nofile;
 	int channel, status, userns; /* descriptors, at their slots */
-	int cgroup;               /* the sandbox's v2 directory, opened by the child, or -1 */
-	int dev, empty;           /* detached clones of what stage.c has prepared */
-	bool has_lowered_oom;     /* see privileges.c */
-	void *packet;             /* the request, unmapped before anything of the sandbox runs */
+	int cgroup;		     /* the sandbox's v2 directory, opened by the child, or -1 */
+	int dev, empty;		     /* detached clones of what stage.c has prepared */
+	bool has_lowered_oom;	     /* see privileges.c */
+	void *packet;		     /* the request, unmapped before anything of the sandbox runs */
 	struct failure failure;
 };
 
@@ -25,20 +25,20 @@ struct plan {
 __attribute__((noreturn)) void sandbox_become(struct plan *plan);
 
 /* A step returns 0, or -errno after filling in plan->failure (else a general sentence is used). */
-int step_cgroups(struct plan *plan);      /* cgroups.c */
-int step_layers(struct plan *plan);       /* rootfs.c */
+int step_cgroups(struct plan *plan); /* cgroups.c */
+int step_layers(struct plan *plan);  /* rootfs.c */
 int step_overlay(struct plan *plan);
 int step_pivot(struct plan *plan);
-int step_prepared(struct plan *plan);     /* mounts.c: taken before the pivot, placed after it */
+int step_prepared(struct plan *plan); /* mounts.c: taken before the pivot, placed after it */
 int step_proc(struct plan *plan);
 int step_dev(struct plan *plan);
 int step_sys(struct plan *plan);
-int step_masks(struct plan *plan);        /* masks.c */
-int step_limits(struct plan *plan);       /* privileges.c */
+int step_masks(struct plan *plan);  /* masks.c */
+int step_limits(struct plan *plan); /* privileges.c */
 int step_user(struct plan *plan);
 int step_namespaces(struct plan *plan);
 int step_files(struct plan *plan);
 int step_privileges(struct plan *plan);
-int step_seccomp(struct plan *plan);      /* seccomp.c */
+int step_seccomp(struct plan *plan); /* seccomp.c */
 
 #endif

@@ -100,23 +100,23 @@ static void check_ioctl(struct emitter *e, int error)
 		uint32_t command;
 		int error; /* 0: as the rule says */
 	} refused[] = {
-		{ 0x5412, 0 },               /* TIOCSTI: types into a terminal */
-		{ 0x541c, 0 },               /* TIOCLINUX */
-		{ 0x40049409, EOPNOTSUPP },  /* FICLONE */
-		{ 0x4020940d, EOPNOTSUPP },  /* FICLONERANGE */
-		{ 0xc0189436, EOPNOTSUPP },  /* FIDEDUPERANGE */
-		{ 0x401c5820, 0 },           /* FS_IOC_FSSETXATTR: leaves a project quota */
-		{ 0xc0c0586d, 0 },           /* XFS_IOC_SWAPEXT */
-		{ 0x40285881, 0 },           /* XFS_IOC_EXCHANGE_RANGE */
-		{ 0x80405882, 0 },           /* XFS_IOC_START_COMMIT */
-		{ 0x40585883, 0 },           /* XFS_IOC_COMMIT_RANGE */
-		{ 0xc028660f, 0 },           /* EXT4_IOC_MOVE_EXT */
-		{ 0x6611, 0 },               /* EXT4_IOC_SWAP_BOOT */
-		{ 0x40086607, 0 },           /* EXT4_IOC_GROUP_EXTEND */
-		{ 0x8004587d, 0 },           /* FS_IOC_SHUTDOWN */
-		{ 0xc0045877, 0 },           /* FIFREEZE */
-		{ 0xc0045878, 0 },           /* FITHAW */
-		{ 0xc0185879, 0 },           /* FITRIM */
+		{ 0x5412, 0 },		    /* TIOCSTI: types into a terminal */
+		{ 0x541c, 0 },		    /* TIOCLINUX */
+		{ 0x40049409, EOPNOTSUPP }, /* FICLONE */
+		{ 0x4020940d, EOPNOTSUPP }, /* FICLONERANGE */
+		{ 0xc0189436, EOPNOTSUPP }, /* FIDEDUPERANGE */
+		{ 0x401c5820, 0 },	    /* FS_IOC_FSSETXATTR: leaves a project quota */
+		{ 0xc0c0586d, 0 },	    /* XFS_IOC_SWAPEXT */
+		{ 0x40285881, 0 },	    /* XFS_IOC_EXCHANGE_RANGE */
+		{ 0x80405882, 0 },	    /* XFS_IOC_START_COMMIT */
+		{ 0x40585883, 0 },	    /* XFS_IOC_COMMIT_RANGE */
+		{ 0xc028660f, 0 },	    /* EXT4_IOC_MOVE_EXT */
+		{ 0x6611, 0 },		    /* EXT4_IOC_SWAP_BOOT */
+		{ 0x40086607, 0 },	    /* EXT4_IOC_GROUP_EXTEND */
+		{ 0x8004587d, 0 },	    /* FS_IOC_SHUTDOWN */
+		{ 0xc0045877, 0 },	    /* FIFREEZE */
+		{ 0xc0045878, 0 },	    /* FITHAW */
+		{ 0xc0185879, 0 },	    /* FITRIM */
 	};
 
 	load_low_argument(e, 1);

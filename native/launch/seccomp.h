@@ -17,9 +17,9 @@ enum { SECCOMP_PROGRAM_MAX = 1024 };
 /* What a rule looks at beside the number; see seccomp_rules.c for what each refuses. */
 enum seccomp_check {
 	CHECK_NONE,
-	CHECK_CLONE,       /* flags for new namespaces */
-	CHECK_SOCKET,      /* family, and protocol of netlink */
-	CHECK_IOCTL,       /* the low 32 bits of the command, which are all the kernel looks at */
+	CHECK_CLONE,  /* flags for new namespaces */
+	CHECK_SOCKET, /* family, and protocol of netlink */
+	CHECK_IOCTL,  /* the low 32 bits of the command, which are all the kernel looks at */
 	CHECK_PERSONALITY,
 };
 

@@ -11,8 +11,14 @@
 #include <errno.h>
 #include <sys/syscall.h>
 
-#define REFUSE(name) { SYS_##name, EPERM, CHECK_NONE }
-#define REFUSE_NR(number) { number, EPERM, CHECK_NONE }
+#define REFUSE(name)                                                                               \
+	{                                                                                          \
+		SYS_##name, EPERM, CHECK_NONE                                                      \
+	}
+#define REFUSE_NR(number)                                                                          \
+	{                                                                                          \
+		number, EPERM, CHECK_NONE                                                          \
+	}
 
 /* Too new for some C libraries; the numbers are the same on x86-64 and arm64. */
 enum {

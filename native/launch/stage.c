@@ -57,10 +57,8 @@ static void make_dev(void)
 {
 	static const char *const devices[] = { "null", "zero", "full", "random", "urandom", "tty" };
 	static const char *const links[][2] = {
-		{ "/proc/self/fd", "dev/fd" },
-		{ "/proc/self/fd/0", "dev/stdin" },
-		{ "/proc/self/fd/1", "dev/stdout" },
-		{ "/proc/self/fd/2", "dev/stderr" },
+		{ "/proc/self/fd", "dev/fd" },	     { "/proc/self/fd/0", "dev/stdin" },
+		{ "/proc/self/fd/1", "dev/stdout" }, { "/proc/self/fd/2", "dev/stderr" },
 		{ "pts/ptmx", "dev/ptmx" },
 	};
 	/* Not MS_NODEV, for the devices; mknod needs a capability that nobody inside has. */

@@ -46,7 +46,8 @@ static int open_mapped(pid_t pid, unsigned long base, unsigned long count)
 static int make(unsigned long base, unsigned long count)
 {
 	/* Its descriptors are shared, not copied: there may be many thousands. */
-	struct sf_clone_args args = { .flags = CLONE_NEWUSER | CLONE_FILES, .exit_signal = SIGCHLD };
+	struct sf_clone_args args = { .flags = CLONE_NEWUSER | CLONE_FILES,
+				      .exit_signal = SIGCHLD };
 	pid_t pid = sys_clone3(&args);
 
 	if (pid < 0)

@@ -1,4 +1,5 @@
-/* Prints every constant and offset of wire.h as JSON, for the test that compares Python's mirror. */
+/* Prints every constant and offset of wire.h as JSON, for the test that compares Python's mirror.
+ */
 #include "wire.h"
 
 #include <stddef.h>

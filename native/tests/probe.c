@@ -268,7 +268,8 @@ static long try_host_id(void)
 
 static long try_replace_dev(void)
 {
-	return rename("/dev/null", "/dev/gone") == 0 ? 0 : open("/dev/new", O_CREAT | O_WRONLY, 0600);
+	return rename("/dev/null", "/dev/gone") == 0 ? 0
+						     : open("/dev/new", O_CREAT | O_WRONLY, 0600);
 }
 
 /* Up and out of a chroot: past the sandbox's own root there must be nothing. */

@@ -21,14 +21,16 @@ static void frames(void)
 
 	CHECK("a whole frame is read", frame_open(packet, size, &head) == 0 && head.id == 7);
 	CHECK("a frame cut short is refused", frame_open(packet, size - 1, &head) == -EBADMSG);
-	CHECK("a frame with bytes after it is refused", frame_open(packet, size + 1, &head) == -EBADMSG);
+	CHECK("a frame with bytes after it is refused",
+	      frame_open(packet, size + 1, &head) == -EBADMSG);
 	CHECK("a header cut short is refused", frame_open(packet, 23, &head) == -EBADMSG);
 	whole.reserved = 1;
 	size = pack(packet, whole, "abc");
 	CHECK("a reserved word in use is refused", frame_open(packet, size, &head) == -EBADMSG);
 	whole = (struct sf_frame){ .size = UINT32_MAX };
 	memcpy(packet, &whole, sizeof(whole));
-	CHECK("a size that wraps around is refused", frame_open(packet, 23 + 24, &head) == -EBADMSG);
+	CHECK("a size that wraps around is refused",
+	      frame_open(packet, 23 + 24, &head) == -EBADMSG);
 }
 
 /* A heap copy, so that the sanitizer sees a read past the end. */
@@ -54,9 +56,10 @@ static void fields(void)
 	build_u64(&b, SF_TAG_LIMIT, 1ull << 40);
 	build_bytes(&b, SF_TAG_PATH, "/x", 2);
 	list = (struct fields){ space, space + b.used };
-	CHECK("a number comes back", fields_next(&list, &field) == 1 && field_u64(&field, &number) == 0 &&
-					     number == 1ull << 40);
-	CHECK("a number is not read as a shorter one", field_u32(&field, (uint32_t *)&number) == -EBADMSG);
+	CHECK("a number comes back", fields_next(&list, &field) == 1 &&
+					 field_u64(&field, &number) == 0 && number == 1ull << 40);
+	CHECK("a number is not read as a shorter one",
+	      field_u32(&field, (uint32_t *)&number) == -EBADMSG);
 	CHECK("bytes come back", fields_next(&list, &field) == 1 && field.size == 2);
 	CHECK("the end is told", fields_next(&list, &field) == 0);
 	list = (struct fields){ space, space + b.used - 1 };
@@ -84,8 +87,8 @@ static void requests(void)
 	char *slots[3], text[8];
 
 	CHECK("arguments are laid out",
-	      request_texts(space, b.used, SF_TAG_ARG, slots, text) == 4 && strcmp(slots[0], "ls") == 0 &&
-		      slots[1][0] == '\0' && slots[2] == NULL);
+	      request_texts(space, b.used, SF_TAG_ARG, slots, text) == 4 &&
+		  strcmp(slots[0], "ls") == 0 && slots[1][0] == '\0' && slots[2] == NULL);
 	b.used = 0;
 	build_bytes(&b, SF_TAG_ENV, "A", 1);
 	CHECK("an environment entry without = is refused", parse(space, b.used, &r) == -EINVAL);
@@ -101,7 +104,8 @@ static void requests(void)
 	b.used = 0;
 	build_bytes(&b, 999, "?", 1);
 	CHECK("an unknown tag is passed over", parse(space, b.used, &r) == 0);
-	CHECK("an empty payload is an empty request", parse(space, 0, &r) == 0 && r.path.data == NULL);
+	CHECK("an empty payload is an empty request",
+	      parse(space, 0, &r) == 0 && r.path.data == NULL);
 }
 
 int main(void)

@@ -45,9 +45,12 @@ int main(void)
 	CHECK("a key that repeats gives its next value",
 	      *(lower = message_next(&m, "lower", lower)) == '\0');
 	CHECK("and then none", message_next(&m, "lower", lower) == NULL);
-	CHECK("a number is read", message_number(&m, "ids", 1, 65536, &number) == 0 && number == 65536);
-	CHECK("a number out of range is refused", message_number(&m, "ids", 1, 65535, &number) == -EINVAL);
-	CHECK("a number with letters is refused", message_number(&m, "uid", 0, 99, &number) == -EINVAL);
+	CHECK("a number is read",
+	      message_number(&m, "ids", 1, 65536, &number) == 0 && number == 65536);
+	CHECK("a number out of range is refused",
+	      message_number(&m, "ids", 1, 65535, &number) == -EINVAL);
+	CHECK("a number with letters is refused",
+	      message_number(&m, "uid", 0, 99, &number) == -EINVAL);
 	CHECK("a missing number is refused", message_number(&m, "gid", 0, 99, &number) == -EINVAL);
 	message_add(&small, "ok", "%d", 1);
 	message_add(&small, "message", "%s", "far too long to fit into what is left of the room");

@@ -70,7 +70,8 @@ int main(void)
 	ring_drop(&ring, UINT64_MAX);
 	CHECK("dropping what is not there yet stops at the tail", ring.head == ring.tail);
 	CHECK("an empty ring has no memory", ring.data == NULL && ring.size == 0);
-	CHECK("an empty ring shows nothing", ring_peek(&ring, ring.head, 0, (struct iovec[2]){ 0 }) == 0);
+	CHECK("an empty ring shows nothing",
+	      ring_peek(&ring, ring.head, 0, (struct iovec[2]){ 0 }) == 0);
 	random_use();
 	return tap_end();
 }

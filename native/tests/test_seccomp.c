@@ -57,8 +57,8 @@ static int judge(uint32_t arch, int number, const uint64_t *args)
 			if (f->k == SECCOMP_RET_ALLOW)
 				return 0;
 			return (f->k & SECCOMP_RET_ACTION_FULL) == SECCOMP_RET_ERRNO
-				       ? (int)(f->k & SECCOMP_RET_DATA)
-				       : -1;
+				   ? (int)(f->k & SECCOMP_RET_DATA)
+				   : -1;
 		default:
 			return -1;
 		}
@@ -94,7 +94,8 @@ static void numbers(void)
 	}
 	CHECK("the program says for every number what the rules say", agrees);
 	CHECK("x32 numbers do not exist", ask(0x40000000 | 39, 0, 0, 0) == ENOSYS);
-	CHECK("calls of another architecture do not exist", judge(AUDIT_ARCH_I386, 20, NULL) == ENOSYS);
+	CHECK("calls of another architecture do not exist",
+	      judge(AUDIT_ARCH_I386, 20, NULL) == ENOSYS);
 	CHECK("negative numbers do not exist", ask(-1, 0, 0, 0) == ENOSYS);
 }
 
@@ -102,8 +103,10 @@ static void arguments(void)
 {
 	CHECK("fork is allowed", ask(SYS_clone, 17, 0, 0) == 0);
 	CHECK("threads are allowed", ask(SYS_clone, 0x3d0f00, 0, 0) == 0);
-	CHECK("clone with a user namespace is refused", ask(SYS_clone, 0x10000000 | 17, 0, 0) == EPERM);
-	CHECK("clone with a mount namespace is refused", ask(SYS_clone, 0x20000 | 17, 0, 0) == EPERM);
+	CHECK("clone with a user namespace is refused",
+	      ask(SYS_clone, 0x10000000 | 17, 0, 0) == EPERM);
+	CHECK("clone with a mount namespace is refused",
+	      ask(SYS_clone, 0x20000 | 17, 0, 0) == EPERM);
 	CHECK("clone3 is the second filter's business", ask(435, 0, 0, 0) == 0);
 	CHECK("tcp sockets are allowed", ask(SYS_socket, 2, 1, 0) == 0);
 	CHECK("vsock is refused", ask(SYS_socket, 40, 1, 0) == EAFNOSUPPORT);
@@ -111,11 +114,14 @@ static void arguments(void)
 	CHECK("raw packets are refused", ask(SYS_socket, 17, 3, 0) == EAFNOSUPPORT);
 	CHECK("routes may be asked for", ask(SYS_socket, 16, 3, 0) == 0);
 	CHECK("netfilter may not", ask(SYS_socket, 16, 3, 12) == EPROTONOSUPPORT);
-	CHECK("the high half of an argument does not hide the low", ask(SYS_socket, 40 | 1ull << 32, 1, 0) == EAFNOSUPPORT);
+	CHECK("the high half of an argument does not hide the low",
+	      ask(SYS_socket, 40 | 1ull << 32, 1, 0) == EAFNOSUPPORT);
 	CHECK("window sizes may be asked for", ask(SYS_ioctl, 0, 0x5413, 0) == 0);
 	CHECK("typing into a terminal is refused", ask(SYS_ioctl, 0, 0x5412, 0) == EPERM);
-	CHECK("and so it is with high bits set", ask(SYS_ioctl, 0, 0x5412 | 1ull << 40, 0) == EPERM);
-	CHECK("reflinks say that they are not supported", ask(SYS_ioctl, 1, 0x40049409, 0) == EOPNOTSUPP);
+	CHECK("and so it is with high bits set",
+	      ask(SYS_ioctl, 0, 0x5412 | 1ull << 40, 0) == EPERM);
+	CHECK("reflinks say that they are not supported",
+	      ask(SYS_ioctl, 1, 0x40049409, 0) == EOPNOTSUPP);
 	CHECK("swapping extents is refused", ask(SYS_ioctl, 1, 0xc0c0586d, 0) == EPERM);
 	CHECK("asking for the personality is allowed", ask(SYS_personality, 0xffffffff, 0, 0) == 0);
 	CHECK("other personalities are refused", ask(SYS_personality, 0x0400000, 0, 0) == EPERM);

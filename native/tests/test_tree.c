@@ -64,8 +64,8 @@ int main(void)
 	watched_set_wd(w, (uint32_t)a, 2);
 	watched_set_wd(w, (uint32_t)b, 4 + WATCHED_BUCKETS); /* the bucket of another */
 	watched_set_wd(w, (uint32_t)c, 4);
-	CHECK("a path is put together", watched_path(w, (uint32_t)b, "f", path, sizeof(path)) &&
-						strcmp(path, "a/b/f") == 0);
+	CHECK("a path is put together",
+	      watched_path(w, (uint32_t)b, "f", path, sizeof(path)) && strcmp(path, "a/b/f") == 0);
 	CHECK("the watched path itself is empty",
 	      watched_path(w, 0, "", path, sizeof(path)) && path[0] == '\0');
 	CHECK("a directory's own path has no name after it",
@@ -77,7 +77,8 @@ int main(void)
 	CHECK("and leaves the rest", watched_find(w, 4) != NULL && watched_child(w, 0, "a") < 0);
 	CHECK("its place is used again", watched_add(w, 0, "d", false) == a);
 	watched_drop(w, 0, note_dropped);
-	CHECK("dropping the top drops everything", watched_find(w, 4) == NULL && w->name_bytes == 0);
+	CHECK("dropping the top drops everything",
+	      watched_find(w, 4) == NULL && w->name_bytes == 0);
 	free_watch(w);
 	limits();
 	return tap_end();

@@ -30,17 +30,19 @@ static void users(void)
 {
 	struct identity i;
 
-	CHECK("a user is found by name", passwd("ann:x:1000:100:A:/home/ann:/bin/bash", "ann", &i) &&
-						 i.uid == 1000 && i.gid == 100 &&
-						 strcmp(i.home, "/home/ann") == 0);
-	CHECK("a user is found by number", passwd("ann:x:1000:100::/h:/s", "1000", &i) &&
-						   strcmp(i.name, "ann") == 0);
+	CHECK("a user is found by name",
+	      passwd("ann:x:1000:100:A:/home/ann:/bin/bash", "ann", &i) && i.uid == 1000 &&
+		  i.gid == 100 && strcmp(i.home, "/home/ann") == 0);
+	CHECK("a user is found by number",
+	      passwd("ann:x:1000:100::/h:/s", "1000", &i) && strcmp(i.name, "ann") == 0);
 	CHECK("another user is not", !passwd("anna:x:1000:100::/h:/s", "ann", &i));
 	CHECK("a line with too few fields is passed over", !passwd("ann:x:1000:100", "ann", &i));
 	CHECK("an empty line is passed over", !passwd("", "ann", &i));
 	CHECK("a negative id is passed over", !passwd("ann:x:-1:100::/h:/s", "ann", &i));
-	CHECK("an id that means none is passed over", !passwd("ann:x:4294967295:1::/h:/s", "ann", &i));
-	CHECK("an id that is too large is passed over", !passwd("ann:x:99999999999:1::/h:/s", "ann", &i));
+	CHECK("an id that means none is passed over",
+	      !passwd("ann:x:4294967295:1::/h:/s", "ann", &i));
+	CHECK("an id that is too large is passed over",
+	      !passwd("ann:x:99999999999:1::/h:/s", "ann", &i));
 	CHECK("an empty id is passed over", !passwd("ann:x::1::/h:/s", "ann", &i));
 	CHECK("a home that is not absolute becomes the root",
 	      passwd("ann:x:1:1::etc:/s", "ann", &i) && strcmp(i.home, "/") == 0);
@@ -50,8 +52,8 @@ static void users(void)
 	strcpy(line + 412, ":/s");
 	CHECK("a home that is too long becomes the root",
 	      passwd(line, "ann", &i) && strcmp(i.home, "/") == 0);
-	CHECK("no shell becomes /bin/sh", passwd("ann:x:1:1::/h:", "ann", &i) &&
-						  strcmp(i.shell, "/bin/sh") == 0);
+	CHECK("no shell becomes /bin/sh",
+	      passwd("ann:x:1:1::/h:", "ann", &i) && strcmp(i.shell, "/bin/sh") == 0);
 }
 
 static void groups(void)
@@ -65,7 +67,8 @@ static void groups(void)
 	group("odd:x:22:", &i);
 	group("odd:x:x:ann", &i);
 	group(":::", &i);
-	CHECK("a member gets each group once, and no others", i.group_count == 1 && i.groups[0] == 20);
+	CHECK("a member gets each group once, and no others",
+	      i.group_count == 1 && i.groups[0] == 20);
 	for (int n = 0; n < 500; n++) {
 		snprintf(line, sizeof(line), "g:x:%d:ann", 1000 + n);
 		group(line, &i);
@@ -102,7 +105,8 @@ static void paths(void)
 	deep[300] = '\0';
 	CHECK("a name that is too long is refused", splits(deep, NULL, NULL));
 	CHECK("a relative path starts at home",
-	      path_full(&(struct text){ "x/y", 3 }, &i, out) == 0 && strcmp(out, "/home/ann/x/y") == 0);
+	      path_full(&(struct text){ "x/y", 3 }, &i, out) == 0 &&
+		  strcmp(out, "/home/ann/x/y") == 0);
 	memset(deep, 'n', sizeof(deep));
 	CHECK("a path that is too long with its home is refused",
 	      path_full(&(struct text){ deep, SF_PATH_MAX - 5 }, &i, out) == -ENAMETOOLONG);
