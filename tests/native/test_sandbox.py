@@ -177,6 +177,33 @@ def test_many_creations_at_once_are_all_answered(launcher: Launcher) -> None:
     assert answers == dict.fromkeys(sent, "1")
 
 
+def freeze(request: list[tuple[str, str | int]], frozen: bool) -> None:
+    """Hold the process of a set-up up, or let it go on."""
+    group = next(str(value) for key, value in request if key == "cgroup2")
+    (Path(group) / "cgroup.freeze").write_text("1" if frozen else "0")
+
+
+def test_a_set_up_that_is_held_up_does_not_hold_up_others(launcher: Launcher) -> None:
+    request = launcher.create_request("sb-slow", ["base"])
+    freeze(request, True)
+    slow = launcher.send(request)
+    assert launcher.create("sb-quick", ["base"]).run("true").code == 0
+    freeze(request, False)
+    os.close(launcher.answer(slow)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_set_up_that_takes_too_long_is_ended(launcher: Launcher) -> None:
+    request = launcher.create_request("sb-slow", ["base"])
+    freeze(request, True)
+    launcher.send(request)
+    message, _ = launcher.receive(40)
+    assert (message["ok"], message["errno"], message["step"]) == ("0", "110", "setup")
+    freeze(request, False)
+    assert launcher.create("sb-slow", ["base"]).run("true").code == 0
+
+
 @pytest.mark.parametrize(
     "packet", [b"\0", b"op=hello", b"x\0", b"=\0", b"op=\0", b"op=create\0", b"op=nope\0"]
 )
