@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 from pydantic import SecretStr
-from servers import Servers
+from servers import Servers, free_port
 from websockets.asyncio.client import ClientConnection, connect
 
 from sandfleet_common import messages as m
@@ -54,11 +54,19 @@ class Running:
     gateway: Gateway
     health: Health
     keys: Path
+    metrics_port: int
 
     @property
     def url(self) -> str:
         """Where it is."""
         return f"http://127.0.0.1:{self.gateway.port}"
+
+    async def metric(self, name: str) -> float:
+        """Return a metric's value now, of all labels together."""
+        async with httpx.AsyncClient() as http:
+            page = (await http.get(f"http://127.0.0.1:{self.metrics_port}/metrics")).text
+        lines = [line.rsplit(" ", 1) for line in page.splitlines()]
+        return sum(float(v) for k, v in lines if k.partition("{")[0] == f"sandfleet_gateway_{name}")
 
     def client(self, key: str | None = KEY, **options: Any) -> httpx.AsyncClient:
         """Return a client with an API key."""
@@ -87,9 +95,11 @@ async def running_gateway(
         "nats_password": SecretStr(servers.nats.passwords["gateway"]),
         "api_keys_file": keys,
         "drain_seconds": 2,
+        "metrics_port": free_port(),
     }
     health = Health()
-    gateway = Gateway(GatewaySettings(**(values | settings)), log, health)
+    chosen = GatewaySettings(**(values | settings))
+    gateway = Gateway(chosen, log, health)
     is_ready = asyncio.Event()
 
     def ready() -> None:
@@ -102,7 +112,7 @@ async def running_gateway(
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
-        yield Running(gateway, health, keys)
+        yield Running(gateway, health, keys, chosen.metrics_port)
         await gateway.drain()
         await running
 

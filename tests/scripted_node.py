@@ -14,6 +14,7 @@ A test may let it lose frames, forget its streams or send too much.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,12 +30,13 @@ from sandfleet_common.streams import DATA_BYTES, Flag, Kind, StreamFrame
 Name = Literal["stdout", "stderr"]
 
 
+_PERIOD = random.Random(2).randbytes(1_000_003)
+
+
 def pattern(position: int, size: int) -> bytes:
     """Return the bytes that `flood` prints from `position` on."""
-    first = position - position % 4
-    words = range(first // 4, (position + size) // 4 + 1)
-    data = b"".join((word * 2654435761 % 2**32).to_bytes(4, "little") for word in words)
-    return data[position - first : position - first + size]
+    at = position % len(_PERIOD)
+    return (_PERIOD * ((at + size) // len(_PERIOD) + 1))[at : at + size]
 
 
 @dataclass(slots=True)

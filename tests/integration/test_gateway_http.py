@@ -22,7 +22,7 @@ from running_gateway import (
     until,
 )
 from scripted_node import ScriptedNode
-from servers import Connect, Servers, free_port
+from servers import Connect, Servers
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
@@ -547,16 +547,11 @@ async def test_a_drained_gateway_finishes_its_requests(
 
 
 async def test_its_metrics_name_routes_and_not_paths(
-    servers: Servers, tmp_path: Path, log: Logger, node: ScriptedNode
+    gateway: Running, http: httpx.AsyncClient, node: ScriptedNode
 ) -> None:
-    port = free_port()
-    async with (
-        running_gateway(servers, tmp_path, log, metrics_port=port) as gateway,
-        gateway.client() as http,
-    ):
-        sandbox = new_sandbox_id(NODE)
-        await http.get(f"/v1/sandboxes/{sandbox}/commands/e1")
-        page = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+    sandbox = new_sandbox_id(NODE)
+    await http.get(f"/v1/sandboxes/{sandbox}/commands/e1")
+    page = (await http.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics")).text
     route = 'route="/v1/sandboxes/{sandbox_id}/commands/{exec_id}",status="404"'
     assert f'sandfleet_gateway_requests_total{{method="GET",{route}}} 1.0' in page
     assert sandbox not in page

@@ -78,6 +78,7 @@ class Channel:
         self._speaking = asyncio.Lock()
         self._is_open = False
         self._is_over = False
+        self._is_detached = False
         self._early: list[Item] = []
         self._commands: asyncio.Queue[Command] = asyncio.Queue(COMMANDS_WAITING)
         self._wake = asyncio.Event()
@@ -128,11 +129,9 @@ class Channel:
 
     def fail(self, error: SandfleetError) -> None:
         """End the channel with a frame that says why."""
-        if self._is_over:
-            return
-        if self._is_open:
+        if not self._is_over:
             self._put(gone(error))
-        self._finish()
+            self._finish()
 
     # ------------------------------------------------------------ its own life
 
@@ -147,6 +146,8 @@ class Channel:
             self.fail(problem)
         finally:
             self.fail(Broken("the gateway failed inside; its log says more"))
+            for item in self._early:
+                item.drop()
             self._around.metrics.channels.dec()
             await self._let_go()
 
@@ -163,13 +164,12 @@ class Channel:
         self._flow.window_bytes = window
         self._flow.position = self._flow.sent = self._flow.taken = body.position
         state = await self._attach()
-        if self._is_over and not self._early:
-            return  # the client let go of it meanwhile
+        if self._is_detached:
+            return
         self._around.outlet.put(self.number, Item(state_text(self.number, state)))
         self._is_open = True
-        for item in self._early:
-            self._around.outlet.put(self.number, item)
-        self._early.clear()
+        while self._early:
+            self._around.outlet.put(self.number, self._early.pop(0))
 
     async def _start(self, command: Command) -> m.ExecState:
         fixed: dict[str, Any] = {"sandbox_id": self._around.sandbox_id}
@@ -337,6 +337,7 @@ class Channel:
             self.break_off("bus")
 
     def _detach(self) -> None:
+        self._is_detached = True
         self._around.outlet.forget(self.number)
         self._finish()
 

@@ -26,6 +26,11 @@ class Item:
     on_dropped: Callable[[], None] | None = None
     """Called when it never will be."""
 
+    def drop(self) -> None:
+        """Note that it will not be written."""
+        if self.on_dropped is not None:
+            self.on_dropped()
+
 
 class Outlet:
     """Lanes of messages, one for each channel, that take turns."""
@@ -59,8 +64,8 @@ class Outlet:
         for item in items:
             if item.on_sent is None:
                 lane.append(item)
-            elif item.on_dropped is not None:
-                item.on_dropped()
+            else:
+                item.drop()
 
     def forget_all(self) -> None:
         """Drop all output: the connection is gone."""
