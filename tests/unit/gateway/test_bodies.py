@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandfleet_common import messages as m
@@ -33,14 +33,14 @@ def _sentence(problem: BadRequest) -> str:
     ("given_fields", "sentence"),
     [
         ({"argvv": []}, "argvv: there is no such field; did you mean 'argv'?"),
-        ({"argv": ["a"], "pty": {"row": 1}}, "pty.row: there is no such field; did you mean 'rows'?"),
-        ({"argv": ["a"], "pty": {"xyz": 1}}, "pty.xyz: there is no such field; there are: rows, cols"),
+        ({"pty": {"row": 1}}, "pty.row: there is no such field; did you mean 'rows'?"),
+        ({"pty": {"xyz": 1}}, "pty.xyz: there is no such field; there are: rows, cols"),
         ({"argv": []}, "argv: list should have at least 1 item after validation, not 0"),
-        ({"sandbox_id": "sb-2", "argv": ["a"]}, "sandbox_id: the path says 'sb-1', the body says another"),
+        ({"sandbox_id": "sb-2"}, "sandbox_id: the path says 'sb-1', the body says another"),
         ({"argv": ["a\0b"]}, "argv.0: must not contain a NUL byte"),
         ({"argv": ["a"], "stdin": "@"}, "stdin: "),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(given_fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadRequest) as refused:
         build(m.ExecStart, {"sandbox_id": "sb-1"}, given_fields)
@@ -71,6 +71,7 @@ def test_any_bytes_are_an_object_or_a_sentence(body: bytes) -> None:
         assert problem.message
 
 
+@settings(max_examples=40)
 @given(_KINDS, st.dictionaries(st.text(), _JSON))
 def test_any_fields_are_a_message_or_a_sentence(
     kind: type[Message], fields: dict[str, Any]
@@ -81,6 +82,7 @@ def test_any_fields_are_a_message_or_a_sentence(
         assert problem.message
 
 
+@settings(max_examples=40)
 @given(_KINDS, st.data())
 def test_any_values_of_known_fields_are_a_message_or_a_sentence(
     kind: type[Message], data: st.DataObject
@@ -92,6 +94,7 @@ def test_any_values_of_known_fields_are_a_message_or_a_sentence(
         assert problem.message
 
 
+@settings(max_examples=40)
 @given(_KINDS, st.binary(max_size=100), st.lists(st.tuples(st.text(), st.text()), max_size=4))
 def test_any_query_is_a_message_or_a_sentence(
     kind: type[Message], raw: bytes, pairs: list[tuple[str, str]]
@@ -103,6 +106,7 @@ def test_any_query_is_a_message_or_a_sentence(
             assert problem.message
 
 
+@settings(max_examples=40)
 @given(_KINDS, st.data())
 def test_any_text_of_known_parameters_is_a_message_or_a_sentence(
     kind: type[Message], data: st.DataObject

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandfleet_common.errors import Broken
@@ -28,6 +28,7 @@ _JSON = st.recursive(
     max_leaves=6,
 )
 _CHANNEL = st.integers(0, 2**32 - 1)
+_LIKE = {"type": _JSON, "channel": st.one_of(_CHANNEL, _JSON), "body": _JSON, "x": _JSON}
 
 
 @given(st.text(max_size=200))
@@ -37,11 +38,8 @@ def test_any_text_is_a_command_or_malformed(text: str) -> None:
     assert mistake.value.message
 
 
-@given(
-    st.fixed_dictionaries(
-        {}, optional={"type": _JSON, "channel": st.one_of(_CHANNEL, _JSON), "body": _JSON, "x": _JSON}
-    )
-)  # fmt: skip
+@settings(max_examples=60)
+@given(st.fixed_dictionaries({}, optional=_LIKE))
 def test_anything_like_a_command_is_one_or_malformed(fields: dict[str, Any]) -> None:
     try:
         command = parse_command(json.dumps(fields))

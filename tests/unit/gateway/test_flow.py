@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -27,8 +27,8 @@ def state(*, output: int = 0, stdin: int = 0, closed: bool = False) -> ExecState
     )
 
 
-def data(position: int, payload: bytes, flags: Flag = Flag(0)) -> StreamFrame:
-    return StreamFrame(Kind.DATA, position, payload, flags)
+def data(position: int, payload: bytes, flags: int = 0) -> StreamFrame:
+    return StreamFrame(Kind.DATA, position, payload, Flag(flags))
 
 
 def test_what_came_before_is_not_passed_on_again() -> None:
@@ -227,3 +227,4 @@ class Bridge(RuleBasedStateMachine):
 
 
 TestBridge = Bridge.TestCase
+TestBridge.settings = settings(max_examples=30, stateful_step_count=40)
