@@ -76,8 +76,11 @@ install_packages() {
 	if ! apt_quietly install "${missing[@]}" >"$log" 2>&1; then
 		say "updating apt's lists"
 		apt_quietly update >"$log" 2>&1 || say "apt-get update: $(tail -n 1 "$log")"
-		apt_quietly install "${missing[@]}" >"$log" 2>&1 ||
-			fail "apt-get failed: $(tail -n 5 "$log")"
+		apt_quietly install "${missing[@]}" >"$log" 2>&1 || {
+			tail -n 5 "$log" >&2
+			rm -f "$log"
+			fail "apt-get failed"
+		}
 	fi
 	allow_starts
 	disable_services "${missing[@]}"
