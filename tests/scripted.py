@@ -57,6 +57,8 @@ class ScriptedNode:
         """Answers wait for it."""
         self.gate.set()
         self.asked = asyncio.Event()
+        self.losing = 0
+        """So many answers are lost."""
         self.sandboxes: dict[str, SandboxInfo] = {}
         self.creations: Counter[str] = Counter()
         """How often each id was really created."""
@@ -64,6 +66,7 @@ class ScriptedNode:
         self.stopped: list[str] = []
         self._sequence = 0
         self._starting: dict[str, asyncio.Event] = {}
+        self._closing = asyncio.Event()
         self._subscriptions: list[Subscription] = []
 
     @property
@@ -83,6 +86,7 @@ class ScriptedNode:
     async def close(self) -> None:
         """Fall silent, without a word and with all sandboxes running."""
         self.is_beating = False
+        self._closing.set()
         for subscription in self._subscriptions:
             await subscription.close()
 
@@ -141,6 +145,9 @@ class ScriptedNode:
         self.asked.set()
         outcomes = await asyncio.gather(*(self._one(item) for item in request.items))
         await self.gate.wait()
+        if self.losing:
+            self.losing -= 1
+            await self._closing.wait()
         return NodeCreated(outcomes=list(outcomes))
 
     async def _one(self, item: NodeCreateItem) -> Outcome:

@@ -293,12 +293,15 @@ class Store:
         with _mapped():
             return bool(await self._redis.exists(f"sf:job:{job_id}:cancelled"))
 
-    async def save_job(self, info: JobInfo) -> None:
-        """Write where a job is."""
+    async def save_job(self, info: JobInfo) -> bool:
+        """Write where a job is; False when its request is not on record (any more)."""
+        name = f"sf:job:{info.job_id}"
         with _mapped():
-            await cast(
-                Any, self._redis.hset(f"sf:job:{info.job_id}", "info", info.model_dump_json())
-            )
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hset(name, "info", info.model_dump_json())
+            pipe.hexists(name, "submit")
+            answers = await pipe.execute()
+        return bool(answers[1])
 
     async def assign_slots(self, job_id: str, slots: Mapping[int, str]) -> None:
         """Record which sandbox each slot was given, before any node hears of it."""

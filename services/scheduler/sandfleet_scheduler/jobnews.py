@@ -107,7 +107,8 @@ class JobNews:
         if not (self._is_dirty or self._untold_ready or self._untold_failed):
             return
         # On record first: who hears the event may ask for what it says.
-        await self._record()
+        while not await self._record():
+            await self.rewrite()
         await self._tell()
         self._is_dirty = False
 
@@ -127,14 +128,15 @@ class JobNews:
             raise
         self._log.info("job.rewritten", job=self.submit.job_id, slots=len(held))
 
-    async def _record(self) -> None:
+    async def _record(self) -> bool:
+        """Write what is new; False when what was written before is gone."""
         job_id = self.submit.job_id
         for part in chunks(self._unrecorded, _PART):
             await self._store.fail_slots(job_id, part)
             claims = {f.slot: (self._slots.holders[f.slot], FAILED_SLOT) for f in part}
             await self._store.claim_slots(job_id, claims)
         self._unrecorded = []
-        await self._store.save_job(self.info())
+        return await self._store.save_job(self.info())
 
     async def _tell(self) -> None:
         info = self.info()
