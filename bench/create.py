@@ -20,9 +20,9 @@ from pathlib import Path
 
 import peers
 import report
-from sandfleet_node.layers import LayerStore
 
 from sandfleet import AsyncClient, AsyncSandbox, Resources, SandboxSpec, local
+from sandfleet_node.layers import LayerStore
 
 SPEC = SandboxSpec(resources=Resources(cpu=1, memory_bytes=256 * 1024**2, pids=64))
 PACE_PER_S = 50

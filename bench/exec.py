@@ -16,9 +16,9 @@ from pathlib import Path
 
 import peers
 import report
-from sandfleet_node.layers import LayerStore
 
 from sandfleet import AsyncClient, local
+from sandfleet_node.layers import LayerStore
 
 
 async def ours(count: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a test needs of its host; without it the test skips and says what `sandfleet doctor` says."""
+"""What a test needs of its host; without it the test skips with the line of `sandfleet doctor`."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Peer:
 
     async def until(self, fact: Callable[[], bool]) -> None:
         """Wait until something is so."""
-        while not fact():  # noqa: ASYNC110  nobody tells
+        while not fact():
             await asyncio.sleep(0.01)
 
     def lose_node(self) -> None:

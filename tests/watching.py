@@ -217,7 +217,7 @@ class Running:
     async def until_metric(self, line: str, least: float = 1) -> None:
         """Wait until a metric is at least so much."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while await self.metric(line) < least:  # noqa: ASYNC110 - another process has it
+            while await self.metric(line) < least:
                 await asyncio.sleep(0.05)
 
     def children(self) -> list[int]:

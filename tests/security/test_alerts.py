@@ -130,7 +130,7 @@ async def test_several_monitors_share_what_they_know_of_a_sandbox(
         both = (monitor, second)
         seen = "sandfleet_monitor_facts_total"
         async with asyncio.timeout(20):
-            while sum([await m.metric(seen) for m in both]) < 41:  # noqa: ASYNC110
+            while sum([await m.metric(seen) for m in both]) < 41:
                 await asyncio.sleep(0.02)
         assert min([await m.metric(seen) for m in both]) > 0
         repeated = 'sandfleet_monitor_alerts_repeated_total{rule="mount"}'

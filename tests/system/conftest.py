@@ -1,4 +1,4 @@
-"""A whole platform for the system tests: every service as its own process, as `sandfleet up` starts it."""
+"""A whole platform for the system tests: each service its own process, as `sandfleet up` does."""
 
 from __future__ import annotations
 
