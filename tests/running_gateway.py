@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -20,11 +21,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.bus import Bus
-from sandfleet_common.errors import NotFound
+from sandfleet_common.errors import NotFound, from_code
 from sandfleet_common.ids import new_sandbox_id
 from sandfleet_common.lifecycle import Health, Tasks
 from sandfleet_common.logs import Logger
+from sandfleet_common.routes import WS_CHANNEL
 from sandfleet_common.states import State
+from sandfleet_common.streams import Flag, Kind, StreamFrame
 from sandfleet_gateway.config import GatewaySettings
 from sandfleet_gateway.service import Gateway
 
@@ -115,6 +118,66 @@ async def running_gateway(
         yield Running(gateway, health, keys, chosen.metrics_port)
         await gateway.drain()
         await running
+
+
+class Talk:
+    """A client's side of a session, one message at a time."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    async def command(self, kind: str, channel: int, **body: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, "channel": channel, "body": body}))
+
+    async def frame(
+        self, channel: int, kind: Kind, position: int = 0, data: bytes = b"", flags: int = 0
+    ) -> None:
+        frame = StreamFrame(kind, position, data, Flag(flags))
+        await self.socket.send(WS_CHANNEL.pack(channel) + frame.encode())
+
+    async def next(self) -> tuple[int, StreamFrame | m.ExecState | m.Failure]:
+        message = await self.socket.recv()
+        if isinstance(message, bytes):
+            return WS_CHANNEL.unpack_from(message)[0], StreamFrame.decode(message[4:])
+        text = json.loads(message)
+        body = json.dumps(text["body"]).encode()
+        kind = m.ExecState if text["type"] == "state" else m.Failure
+        return text["channel"], kind.decode(body)
+
+    async def state(self, channel: int) -> m.ExecState:
+        got, answer = await self.next()
+        assert got == channel
+        assert isinstance(answer, m.ExecState), answer
+        return answer
+
+    async def error(self, channel: int) -> m.Failure:
+        while True:
+            got, answer = await self.next()
+            if isinstance(answer, m.Failure):
+                assert got == channel
+                return answer
+
+    async def output(
+        self, channel: int, start: int = 0, *, until: int | None = None, takes: bool = True
+    ) -> bytes:
+        """Read output, giving credit, until the end or until there is so much."""
+        data = bytearray()
+        while until is None or start + len(data) < until:
+            got, frame = await self.next()
+            if got != channel or not isinstance(frame, StreamFrame):
+                assert got == channel, f"channel {got}: {frame}"
+                continue
+            if frame.kind is Kind.END:
+                return bytes(data)
+            if frame.kind is Kind.GONE:
+                failure = m.Failure.decode(frame.payload)
+                raise from_code(failure.code, failure.message)
+            if frame.kind is Kind.DATA:
+                assert frame.position == start + len(data), "a byte came twice or not at all"
+                data += frame.payload
+                if takes:
+                    await self.frame(channel, Kind.TAKEN, start + len(data))
+        return bytes(data)
 
 
 @dataclass(slots=True)
@@ -208,9 +271,9 @@ def _slot(item: m.SandboxInfo | m.SlotFailure) -> int:
 __all__ = [
     "KEY",
     "OTHER_KEY",
-    "ClientConnection",
     "Running",
     "ScriptedScheduler",
+    "Talk",
     "key_line",
     "running_gateway",
     "until",

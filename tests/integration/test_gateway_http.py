@@ -21,7 +21,7 @@ from running_gateway import (
     running_gateway,
     until,
 )
-from scripted_node import ScriptedNode
+from scripted_commands import ScriptedNode
 from servers import Connect, Servers
 
 from sandfleet_common import messages as m
@@ -447,6 +447,18 @@ async def test_an_upload_that_breaks_off_makes_no_file(
     await asyncio.sleep(0.2)
     assert node.files == {}
     assert all(not b.end for b in node.asked if isinstance(b, m.FileWrite))
+
+
+async def test_a_file_that_shrinks_while_it_is_read_breaks_off(
+    http: httpx.AsyncClient, node: ScriptedNode
+) -> None:
+    path = f"/v1/sandboxes/{new_sandbox_id(NODE)}/files/content"
+    node.files["/log"] = bytes(40_000_000)
+    with pytest.raises(httpx.RemoteProtocolError):
+        async with http.stream("GET", path, params={"path": "/log"}) as response:
+            async for _ in response.aiter_raw():
+                node.files["/log"] = b"short"
+    assert (await http.get(path, params={"path": "/log"})).content == b"short"
 
 
 async def test_a_missing_file_is_an_error_with_a_status(

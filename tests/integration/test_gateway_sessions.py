@@ -14,19 +14,18 @@ import pytest
 import pytest_asyncio
 from running_gateway import (
     KEY,
-    ClientConnection,
     Running,
     ScriptedScheduler,
+    Talk,
     running_gateway,
     until,
 )
-from scripted_node import ScriptedNode, pattern
+from scripted_commands import ScriptedNode, pattern
 from servers import Connect, Servers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from sandfleet_common import messages as m
-from sandfleet_common.errors import from_code
 from sandfleet_common.ids import new_sandbox_id
 from sandfleet_common.logs import Logger
 from sandfleet_common.routes import WS_CHANNEL
@@ -71,66 +70,6 @@ async def gateway(
 @pytest.fixture
 def sandbox() -> str:
     return new_sandbox_id(NODE)
-
-
-class Talk:
-    """A client's side of a session, one message at a time."""
-
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
-
-    async def command(self, kind: str, channel: int, **body: Any) -> None:
-        await self.socket.send(json.dumps({"type": kind, "channel": channel, "body": body}))
-
-    async def frame(
-        self, channel: int, kind: Kind, position: int = 0, data: bytes = b"", flags: int = 0
-    ) -> None:
-        frame = StreamFrame(kind, position, data, Flag(flags))
-        await self.socket.send(WS_CHANNEL.pack(channel) + frame.encode())
-
-    async def next(self) -> tuple[int, StreamFrame | m.ExecState | m.Failure]:
-        message = await self.socket.recv()
-        if isinstance(message, bytes):
-            return WS_CHANNEL.unpack_from(message)[0], StreamFrame.decode(message[4:])
-        text = json.loads(message)
-        body = json.dumps(text["body"]).encode()
-        kind = m.ExecState if text["type"] == "state" else m.Failure
-        return text["channel"], kind.decode(body)
-
-    async def state(self, channel: int) -> m.ExecState:
-        got, answer = await self.next()
-        assert got == channel
-        assert isinstance(answer, m.ExecState), answer
-        return answer
-
-    async def error(self, channel: int) -> m.Failure:
-        while True:
-            got, answer = await self.next()
-            if isinstance(answer, m.Failure):
-                assert got == channel
-                return answer
-
-    async def output(
-        self, channel: int, start: int = 0, *, until: int | None = None, takes: bool = True
-    ) -> bytes:
-        """Read output, giving credit, until the end or until there is so much."""
-        data = bytearray()
-        while until is None or start + len(data) < until:
-            got, frame = await self.next()
-            if got != channel or not isinstance(frame, StreamFrame):
-                assert got == channel, f"channel {got}: {frame}"
-                continue
-            if frame.kind is Kind.END:
-                return bytes(data)
-            if frame.kind is Kind.GONE:
-                failure = m.Failure.decode(frame.payload)
-                raise from_code(failure.code, failure.message)
-            if frame.kind is Kind.DATA:
-                assert frame.position == start + len(data), "a byte came twice or not at all"
-                data += frame.payload
-                if takes:
-                    await self.frame(channel, Kind.TAKEN, start + len(data))
-        return bytes(data)
 
 
 # ------------------------------------------------------------------- commands

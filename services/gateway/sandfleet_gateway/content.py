@@ -10,20 +10,20 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as HttpRoute
 
-from sandfleet.chunks import read_pieces
+from sandfleet.calls import call
 from sandfleet.transport import FilePlace, FileTarget
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.errors import Interrupted, TimedOut
 from sandfleet_common.ids import node_of
-from sandfleet_common.messages.files import Path, User
+from sandfleet_common.messages.files import CHUNK_BYTES, Path, User
 
 from .answers import message_answer
 from .asking import Upstream
@@ -162,21 +162,28 @@ class Content:
         return message_answer(Written(path=query.path, size=count))
 
     async def _pieces(
-        self, place: FilePlace, first: int, length: int | None
+        self, place: FilePlace, position: int, left: int | None
     ) -> AsyncGenerator[bytes]:
-        left = length
-        source = read_pieces(
-            self._upstream.transport, place, position=first, within=self._settings.ask_seconds
-        )
-        async with aclosing(cast(AsyncGenerator[bytes], source)) as pieces:
-            async for piece in pieces:
-                part = piece if left is None else piece[:left]
-                self._metrics.downloaded.inc(len(part))
-                yield part
-                if left is not None:
-                    left -= len(part)
-                    if left == 0:
-                        return
+        while left is None or left > 0:
+            part = await call(
+                self._upstream.transport,
+                s.FILE_READ,
+                m.FileRead(
+                    sandbox_id=place.sandbox_id,
+                    path=place.path,
+                    user=place.user,
+                    position=position,
+                    length=CHUNK_BYTES if left is None else min(left, CHUNK_BYTES),
+                ),
+                within=self._settings.ask_seconds,
+            )
+            self._metrics.downloaded.inc(len(part.data))
+            yield part.data
+            position += len(part.data)
+            if left is not None:
+                left -= len(part.data)
+            if part.end or not part.data:
+                break
         if left:
             raise Interrupted(f"{place.path!r} became shorter while it was read")
 
