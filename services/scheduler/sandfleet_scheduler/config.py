@@ -22,7 +22,7 @@ class SchedulerSettings(ServiceSettings):
     """A node not heard of for so long is not chosen."""
     node_lost_seconds: float = Field(default=15, gt=0)
     """A node silent for so long on NATS, and gone from Redis, is lost with its sandboxes."""
-    node_answer_seconds: float = Field(default=30, gt=0)
+    node_answer_seconds: float = Field(default=10, gt=0)
     """A node that has not answered a creation for so long is asked again, under the same ids."""
 
     batch_items: int = Field(default=64, ge=1, le=256)

@@ -34,6 +34,7 @@ class Jobs:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._running: dict[str, JobRun] = {}
+        self._is_leaving = False
         self._idle = asyncio.Event()
         self._idle.set()
         means.fleet.on_lost.append(self._on_node_lost)
@@ -54,6 +55,7 @@ class Jobs:
 
     async def hand_over(self) -> None:
         """Stop all work here, at a point from which another scheduler goes on."""
+        self._is_leaving = True
         for run in list(self._running.values()):
             run.hand_over()
         await self._idle.wait()
@@ -114,6 +116,9 @@ class Jobs:
     # ---------------------------------------------------------------- internal
 
     async def _work(self, delivery: Delivery) -> None:
+        if self._is_leaving:
+            await delivery.again(0.05)
+            return
         try:
             submit = JobSubmit.decode(delivery.payload)
         except BadRequest as problem:

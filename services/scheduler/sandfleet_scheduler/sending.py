@@ -83,6 +83,7 @@ class Sender:
                     continue
                 tries += 1
                 self._metrics.asked_again.inc()
+                self._log.warning("node.asked_again", node=node, items=len(missing), tries=tries)
                 await asyncio.sleep(reconnect_delay(min(tries, 4), random.random()))
         finally:
             for item in items:

@@ -91,6 +91,7 @@ class Scheduler:
             await subscription.close()
         if self._taking is not None:
             self._taking.cancel()
+            await asyncio.wait({self._taking}, timeout=1)
         await self._jobs.hand_over()
 
     async def _serve(self) -> None:
