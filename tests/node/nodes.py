@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
+import signal
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -68,7 +70,7 @@ def build_tiny_layer(root: Path) -> None:
 class RunningNode:
     """One node service in this process, and a trainer that talks to it."""
 
-    def __init__(self, name: str, service: NodeService, bus: Bus) -> None:
+    def __init__(self, name: str, service: NodeService | None, bus: Bus) -> None:
         self.name = name
         self.service = service
         self.bus = bus
@@ -76,7 +78,7 @@ class RunningNode:
     @property
     def node(self) -> Any:
         """The node behind the service."""
-        assert self.service.node is not None
+        assert self.service is not None and self.service.node is not None
         return self.service.node
 
     async def ask(self, subject: s.Subject[Any, Any], body: Any, within: float = 25) -> Any:
@@ -136,6 +138,50 @@ def output(state: m.ExecState, stream: str | None = None) -> bytes:
     return b"".join(c.data for c in state.output if stream in (None, c.stream))
 
 
+class NodeProcess:
+    """One node service in a process of its own, which can be killed."""
+
+    def __init__(self, house: NodeHouse, **settings: str) -> None:
+        self._house = house
+        self._settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready."""
+        house = self._house
+        environment = house.servers.environment(
+            "node",
+            name=house.name,
+            state_dir=str(house.state_dir),
+            disk_floor_bytes="0",
+            **self._settings,
+        )
+        log = (house.state_dir / "node.log").open("ab")
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sandfleet_node", env=environment, stderr=asyncio.subprocess.PIPE
+        )
+        assert self._process.stderr is not None
+        with log:
+            async with asyncio.timeout(20):
+                while line := await self._process.stderr.readline():
+                    log.write(line)
+                    if b'"service.ready"' in line:
+                        break
+        if self._process.returncode is not None:
+            pytest.fail((house.state_dir / "node.log").read_text())
+
+    async def end(self, number: signal.Signals) -> None:
+        """Send a signal and wait until it has gone."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            await self._process.communicate()
+            self._process = None
+
+    async def kill(self) -> None:
+        """Kill it without a word."""
+        await self.end(signal.SIGKILL)
+
+
 class NodeHouse:
     """Where a node lives: start it, stop it, start it again."""
 
@@ -170,6 +216,17 @@ class NodeHouse:
                 running.result()
             yield RunningNode(self.name, service, admin)
             await service.drain()
+
+    @asynccontextmanager
+    async def process(self, **settings: str) -> AsyncGenerator[tuple[NodeProcess, RunningNode]]:
+        """Run the service in a process; the second value talks to whichever runs."""
+        process = NodeProcess(self, **settings)
+        async with Bus.connect(self.servers.nats.settings("admin"), self.log) as admin:
+            await process.start()
+            try:
+                yield process, RunningNode(self.name, None, admin)
+            finally:
+                await process.kill()
 
     def clean(self) -> None:
         """Remove everything of the node."""

@@ -104,12 +104,12 @@ def v1_values(controller: str, asked: Resources, qos: Qos) -> list[tuple[str, st
         return [("memory.limit_in_bytes", limit), ("memory.memsw.limit_in_bytes", limit)]
     if controller == "pids":
         return [("pids.max", str(asked.pids))]
+    # The period is the kernel's default, and so are the shares of one core.
+    values = [("cpu.cfs_quota_us", str(_quota_us(asked)))]
     shares = min(262_144, max(2, round(1024 * cpu_weight(asked, qos))))
-    return [
-        ("cpu.cfs_period_us", str(_PERIOD_US)),
-        ("cpu.cfs_quota_us", str(_quota_us(asked))),
-        ("cpu.shares", str(shares)),
-    ]
+    if shares != 1024:
+        values.append(("cpu.shares", str(shares)))
+    return values
 
 
 _OPTIONAL = frozenset({"memory.swap.max", "memory.memsw.limit_in_bytes", "cpu.shares"})

@@ -12,7 +12,7 @@ from sandfleet_common import wire
 from sandfleet_common.logs import Logger
 
 from .cgroups import CgroupError, Cgroups, detect
-from .launcher import connect_socket, peer_pid
+from .launcher import connect_socket, is_gone, peer_pid
 from .places import Places
 from .service import take_lock
 
@@ -51,11 +51,17 @@ def _end_launcher(run_dir: Path, log: Logger) -> None:
                 continue
         except OSError as problem:
             log.warning("launcher.unresponsive", pid=pid, error=str(problem))
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if Path(f"/proc/{pid}").exists() and _is_launcher(pid):
+    if not _waited(pid) and _is_launcher(pid):
         os.kill(pid, signal.SIGKILL)
+        _waited(pid)
+
+
+def _waited(pid: int) -> bool:
+    for _ in range(250):
+        if is_gone(pid):
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _is_launcher(pid: int) -> bool:

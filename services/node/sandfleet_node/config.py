@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
+from sandfleet_common.errors import BadRequest
 from sandfleet_common.ids import check_node
 from sandfleet_common.settings import ServiceSettings
 
@@ -75,7 +76,10 @@ class NodeSettings(ServiceSettings):
     @field_validator("name")
     @classmethod
     def _names_a_node(cls, value: str) -> str:
-        return check_node(value)
+        try:
+            return check_node(value)
+        except BadRequest as problem:
+            raise ValueError(problem.message) from None
 
     @model_validator(mode="after")
     def _ranges_fit(self) -> NodeSettings:

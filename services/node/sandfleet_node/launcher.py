@@ -140,6 +140,7 @@ class Launcher:
         self._expected = -1
         self._all_found: asyncio.Future[None] = self._loop.create_future()
         self._closed = False
+        self._is_quitting = False
         sock.setblocking(False)
         self._loop.add_reader(sock, self._on_readable)
 
@@ -209,6 +210,7 @@ class Launcher:
 
     async def quit(self) -> None:
         """End all sandboxes and the launcher, and wait until it has gone."""
+        self._is_quitting = True
         sequence = self._tell([("op", "quit")])
         waiting = self._waiting[sequence] = self._loop.create_future()
         try:
@@ -363,7 +365,7 @@ class Launcher:
         if not self._all_found.done():
             self._all_found.set_exception(Unreachable("the launcher has gone"))
             self._all_found.exception()
-        if self._found is None:
+        if self._found is None and not self._is_quitting:
             self._tasks.start(reap(self.pid), "reap launcher")
             self._listeners.on_lost()
 
@@ -374,7 +376,7 @@ async def _connect_to_child(child: int, run_dir: Path) -> socket.socket:
         try:
             return connect_socket(run_dir)
         except OSError as problem:
-            if _is_reaped(child) or asyncio.get_running_loop().time() > deadline:
+            if is_gone(child) or asyncio.get_running_loop().time() > deadline:
                 raise Unreachable(
                     f"the launcher did not start: see {run_dir / 'launcher.log'}"
                 ) from problem
@@ -384,12 +386,12 @@ async def _connect_to_child(child: int, run_dir: Path) -> socket.socket:
 async def reap(pid: int) -> None:
     """Wait a few seconds until a launcher has gone, child of this process or not."""
     for _ in range(500):
-        if _is_reaped(pid):
+        if is_gone(pid):
             return
         await asyncio.sleep(0.01)
 
 
-def _is_reaped(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
     """Return whether a process has gone; a child of this one is laid to rest."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid

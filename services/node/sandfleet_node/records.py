@@ -18,6 +18,8 @@ from sandfleet_common.states import TERMINAL
 from sandfleet_common.store import Store
 
 _BATCH = 256
+_GATHER_SECONDS = 0.02
+"""How long records gather before they are written, unless somebody waits for them."""
 _WAITING_MAX = 100_000
 SETTLE_SECONDS = 0.5
 
@@ -33,6 +35,7 @@ class Records:
         self._log = log
         self._waiting: dict[str, SandboxInfo] = {}
         self._more = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when what waits now has been tried."""
         self._writing: asyncio.Future[None] | None = None
@@ -53,12 +56,14 @@ class Records:
 
     async def settled(self) -> None:
         """Wait a moment until what was saved is written, so that whoever asks Redis finds it."""
+        self._hurry.set()
         attempt = self._written if self._waiting else self._writing
         if attempt is not None and not self.is_down:
             await asyncio.wait({attempt}, timeout=SETTLE_SECONDS)
 
     async def flush(self, seconds: float) -> None:
         """Wait until nothing is waiting, at most so long."""
+        self._hurry.set()
         deadline = asyncio.get_running_loop().time() + seconds
         while (self._waiting or self._writing) and not self.is_down:
             left = deadline - asyncio.get_running_loop().time()
@@ -72,6 +77,12 @@ class Records:
         while True:
             await self._more.wait()
             self._more.clear()
+            try:
+                async with asyncio.timeout(_GATHER_SECONDS):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+            self._hurry.clear()
             while self._waiting:
                 try:
                     await self._write_some()

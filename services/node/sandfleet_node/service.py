@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 from collections.abc import Awaitable, Callable
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from sandfleet_common.bus import Bus, Subscription
+from sandfleet_common.errors import Unreachable
 from sandfleet_common.lifecycle import Health
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import NodeDrain, Ok
@@ -82,7 +84,7 @@ class NodeService:
                 await self._listen(node)
                 self._log.info("node.cgroups", mode=node.cgroups.hierarchies.describe())
                 ready()
-                raise await node.tasks.failed()
+                await self._until_broken(node)
         finally:
             os.close(lock)
 
@@ -96,6 +98,15 @@ class NodeService:
         if self._settings.stop_sandboxes_on_exit:
             await node.stop_all("its node was stopped")
         await node.records.flush(_FLUSH_SECONDS)
+
+    async def _until_broken(self, node: Node) -> None:
+        """Wait until a part of the node fails, or the bus throws us out for good."""
+        failed = node.tasks.start(node.tasks.failed(), "failed")
+        closed = node.tasks.start(self._bus.until_closed(), "bus closed")
+        await asyncio.wait({failed, closed}, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise failed.result()
+        raise Unreachable("the bus has closed the connection for good")
 
     def _watch_health(self, node: Node) -> None:
         self._health.checks["launcher"] = node.keeper.problem
