@@ -6,10 +6,13 @@ import asyncio
 import base64
 import io
 import json
+import os
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import pytest_asyncio
 from running_gateway import (
@@ -250,6 +253,11 @@ async def test_a_request_keeps_its_id(
     fresh = await http.get("/v1/sandboxes", headers={"X-Request-Id": "bad id"})
     assert fresh.headers["x-request-id"].startswith("rq-")
     assert (await http.get("/nowhere")).headers["x-request-id"]
+    named = await http.post("/v1/sandboxes", json={"request_id": "rq-in-the-body"})
+    assert named.headers["x-request-id"] == "rq-in-the-body"
+    for wrong in ("a\r\nSet-Cookie: b", "\u00e9\u20ac", ""):
+        refused = await http.post("/v1/sandboxes", json={"request_id": wrong})
+        assert failure(refused, 400, "bad_request").startswith("request_id: ")
 
 
 async def test_an_unknown_path_and_a_wrong_method_are_named(http: httpx.AsyncClient) -> None:
@@ -390,6 +398,44 @@ async def test_job_events_begin_with_what_is_on_record_and_tell_a_slot_once(
         async for event in events:
             told += [info.slot for info in event.ready] + [f.slot for f in event.failed]
     assert sorted(slot for slot in told if slot is not None) == [0, 1, 2, 3]
+
+
+async def test_a_stream_of_events_ends_with_its_client_and_with_the_gateway(
+    servers: Servers, tmp_path: Path, log: Logger, scheduler: ScriptedScheduler
+) -> None:
+    scheduler.jobs["job-1"] = _job(m.JobState.PLACING)
+    scheduler.slots["job-1"] = {}
+    async with running_gateway(servers, tmp_path, log) as gateway, gateway.client() as http:
+
+        async def streams_are(count: int) -> bool:
+            return await gateway.metric("event_streams") == count
+
+        async with http.stream("GET", "/v1/jobs/job-1/events") as response:
+            await anext(_events(response))
+            assert await streams_are(1)
+        await until(lambda: streams_are(0))
+        async with http.stream("GET", "/v1/jobs/job-1/events") as response:
+            events = _events(response)
+            await anext(events)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(gateway.gateway.drain())
+                assert [event async for event in events] == []
+
+
+async def test_events_lost_with_the_bus_are_read_from_the_record(
+    servers: Servers, http: httpx.AsyncClient, scheduler: ScriptedScheduler
+) -> None:
+    scheduler.jobs["job-1"] = _job(m.JobState.PLACING)
+    scheduler.slots["job-1"] = {}
+    async with http.stream("GET", "/v1/jobs/job-1/events") as response:
+        events = _events(response)
+        await anext(events)
+        servers.nats.stop()
+        scheduler.slots["job-1"] = {0: scheduler.record("n1", job_id="job-1", slot=0)}
+        scheduler.jobs["job-1"] = _job(m.JobState.DONE, ready=1)
+        servers.nats.start()
+        told = [info.slot async for event in events for info in event.ready]
+    assert told == [0]
 
 
 async def test_events_of_an_unknown_job_are_not_found(http: httpx.AsyncClient) -> None:
@@ -556,6 +602,21 @@ async def test_a_drained_gateway_finishes_its_requests(
         release.set()
         assert (await request).status_code == 200
         await draining
+
+
+async def test_answers_are_not_held_back_by_nagles_algorithm(
+    gateway: Running, http: httpx.AsyncClient
+) -> None:
+    await http.get("/healthz")
+    theirs = [
+        connection.fd
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.laddr.port == gateway.gateway.port and connection.raddr
+    ]
+    assert theirs
+    for fd in theirs:
+        with socket.socket(fileno=os.dup(fd)) as served:
+            assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_its_metrics_name_routes_and_not_paths(

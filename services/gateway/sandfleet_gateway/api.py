@@ -19,7 +19,7 @@ from sandfleet_common.subjects import Subject
 from .answers import TooLarge, message_answer
 from .asking import Upstream
 from .bodies import Values, build, build_from_query, parse_object, parse_query
-from .edge import visit_of
+from .edge import check_request_id, visit_of
 
 IDEMPOTENCY = "Idempotency-Key"
 _NAMED_BY_CALLER = {
@@ -58,7 +58,7 @@ def _endpoint(route: Route, upstream: Upstream, limit: int) -> Endpoint:
         visit = visit_of(request.scope)
         visit.route = route.path
         body = await request_message(route, request, limit)
-        visit.request_id = cast(str, body.request_id)
+        visit.request_id = check_request_id(body.request_id)
         if route.subject is s.JOB_SUBMIT:
             return await _submit(upstream, cast(m.JobSubmit, body), route.status)
         return message_answer(await upstream.ask(route.subject, body), route.status)

@@ -25,7 +25,7 @@ class GatewaySettings(ServiceSettings):
 
     body_limit_bytes: int = Field(default=3 * MIB, ge=65_536, le=3 * MIB)
     """Largest JSON body; what is larger does not fit on the bus."""
-    requests_max: int = Field(default=2000, gt=0)
+    requests_max: int = Field(default=5000, gt=0)
     """Requests under way at once; one more is answered with `busy`."""
     ask_seconds: float = Field(default=30, gt=0, le=100)
     """How long an answer is awaited, beyond the time for which it is held back on purpose."""
@@ -34,9 +34,9 @@ class GatewaySettings(ServiceSettings):
     events_keepalive_seconds: float = Field(default=15, gt=0, le=50)
     """A quiet stream of job events sends a comment, and looks for events it missed, so often."""
 
-    sockets_max: int = Field(default=1000, gt=0)
+    sockets_max: int = Field(default=4000, gt=0)
     """WebSocket sessions at once."""
-    sockets_per_key: int = Field(default=200, gt=0)
+    sockets_per_key: int = Field(default=2000, gt=0)
     """WebSocket sessions at once for one API key."""
     channels_per_socket: int = Field(default=64, gt=0, le=1024)
     """Commands at once on one session."""

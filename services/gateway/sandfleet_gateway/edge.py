@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandfleet_common.errors import Busy, SandfleetError
+from sandfleet_common.errors import BadRequest, Busy, SandfleetError
 from sandfleet_common.ids import new_request_id
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import MIB
@@ -48,6 +48,17 @@ class Visit:
     """Pattern of the route, for metrics."""
     status: int = CLIENT_LEFT
     began: float = field(default_factory=time.monotonic)
+
+
+def check_request_id(given: str) -> str:
+    """Return a request id if it may stand in a header and in the log.
+
+    Raises:
+        BadRequest: it may not.
+    """
+    if _REQUEST_ID.fullmatch(given) is None:
+        raise BadRequest("request_id: use 1 to 64 of A-Z a-z 0-9 _ . : -", field="request_id")
+    return given
 
 
 def visit_of(scope: Scope) -> Visit:

@@ -73,12 +73,18 @@ class Gateway:
         self._health = health
         self._draining = Draining()
         self._server: _Server | None = None
-        self._is_served = asyncio.Event()
+        self._has_ended = asyncio.Event()
         self.port = 0
         """Where it listens, once it does."""
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until cancelled or drained."""
+        try:
+            await self._run(ready)
+        finally:
+            self._has_ended.set()
+
+    async def _run(self, ready: Callable[[], None]) -> None:
         settings, log = self._settings, self._log
         metrics = GatewayMetrics()
         keys = KeyFile(settings.api_keys_file, log, time.monotonic)
@@ -104,26 +110,31 @@ class Gateway:
                 self.port = int(listener.getsockname()[1])
                 log.info("gateway.listening", host=settings.host, port=self.port)
                 serving = tasks.start(server.serve([listener]), "gateway.serve")
-                try:
-                    async with asyncio.timeout(START_SECONDS):
-                        await server.is_listening.wait()
-                    ready()
-                    await serving
-                finally:
-                    self._is_served.set()
+                async with asyncio.timeout(START_SECONDS):
+                    await server.is_listening.wait()
+                ready()
+                await serving
 
     async def drain(self) -> None:
         """Take nothing new, finish requests, close sessions and long waits."""
         self._draining.begin()
         if self._server is not None:
             self._server.should_exit = True
-            await self._is_served.wait()
+            await self._has_ended.wait()
 
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._settings.host else socket.AF_INET
-        return socket.create_server(
-            (self._settings.host, self._settings.port), family=family, backlog=BACKLOG
-        )
+        # The protocol is named, for asyncio turns off Nagle's algorithm only where it is:
+        # an answer's head and body are two writes, and would wait 40 ms for each other.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._settings.host, self._settings.port))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener
 
     def _make_server(self, platform: Platform, keys: KeyFile) -> _Server:
         for name in ("uvicorn.error", "uvicorn.access", "websockets"):
