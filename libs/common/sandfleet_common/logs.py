@@ -40,7 +40,9 @@ class Logger:
 
     def bind(self, **fields: Any) -> Logger:
         """Return a logger that adds `fields` to every event."""
-        return Logger(self._service, level=self._level, out=self._out, **self._fields, **fields)
+        bound = Logger(self._service, level=self._level, out=self._out)
+        bound._fields = self._fields | fields
+        return bound
 
     def debug(self, event: str, **fields: Any) -> None:
         """Say something that only a developer wants to know."""
@@ -70,8 +72,12 @@ class Logger:
         record.update(self._fields)
         record.update(fields)
         line = json.dumps({k: _shown(k, v) for k, v in record.items()}, default=str)
-        self._out.write(line + "\n")
-        self._out.flush()
+        try:
+            self._out.write(line + "\n")
+            self._out.flush()
+        except (OSError, ValueError):
+            # Nobody reads the log any more; that must not end a service.
+            return
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -12,7 +12,7 @@ import os
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -38,7 +38,7 @@ class ServiceSettings(BaseSettings):
     metrics_host: str = "127.0.0.1"
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """0: any free port."""
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     drain_seconds: float = Field(default=10, ge=0)
 
     @classmethod
@@ -86,16 +86,26 @@ def load(kind: type[SettingsT], service: str) -> SettingsT:
     path = os.environ.get("SANDFLEET_CONFIG")
     if path:
         try:
-            values.update(tomllib.loads(Path(path).read_text()).get(service, {}))
-        except (OSError, tomllib.TOMLDecodeError) as problem:
+            section = tomllib.loads(Path(path).read_text()).get(service, {})
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
             sys.exit(f"{service}: cannot read {path}: {problem}")
+        if not isinstance(section, dict):
+            sys.exit(f"{service}: {path} has no section [{service}] but a value of that name")
+        values.update(cast(dict[str, Any], section))
     for name in os.environ:
         if name.startswith(prefix):
             values[name.removeprefix(prefix).lower()] = os.environ[name]
     try:
-        return kind(**values)
+        settings = kind(**values)
     except ValidationError as problem:
-        for error in problem.errors(include_url=False):
+        for error in problem.errors(include_url=False, include_input=False):
             where = ".".join(str(part) for part in error["loc"])
-            sys.stderr.write(f"{service}: setting {where}: {error['msg']}\n")
+            known = error["type"] != "extra_forbidden"
+            what = error["msg"] if known else "there is no such setting"
+            sys.stderr.write(f"{service}: setting {where}: {what}\n")
         sys.exit(2)
+    try:
+        settings.bus(service)
+    except OSError as problem:
+        sys.exit(f"{service}: setting nats_password_file: cannot be read: {problem}")
+    return settings

@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from sandfleet_common.descriptions import PlainSchemas, dump
 from sandfleet_common.messages import Failure, JobEvent, Message
 from sandfleet_common.routes import ROUTES, STATUS, Route
-from sandfleet_common.subjects import JOB_SUBMIT
+from sandfleet_common.subjects import JOB_SUBMIT, ROOT
 
 from .api import IDEMPOTENCY, JobAccepted, named_by_caller
 from .content import BINARY, CONTENT_PATH, ReadQuery, WriteQuery, Written
@@ -105,7 +105,7 @@ def _schemas() -> tuple[dict[Key, Schema], dict[str, Schema]]:
 
 
 def _operation(route: Route, schemas: dict[Key, Schema], components: dict[str, Schema]) -> Schema:
-    verb = route.subject.pattern.rpartition("sf.v1.")[2].replace(".{node}", "")
+    verb = route.subject.pattern.rpartition(f"{ROOT}.")[2].replace(".{node}", "")
     body = _resolve(schemas[route.subject.body, "validation"], components)
     reply = JobAccepted if route.subject is JOB_SUBMIT else route.subject.reply
     operation: Schema = {

@@ -1,0 +1,250 @@
+"""Which node takes a sandbox: the pure core."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandfleet_common.messages import (
+    GIB,
+    NodeBeat,
+    NodeCapacity,
+    NodeState,
+    Resources,
+    SandboxSpec,
+)
+from sandfleet_scheduler.core import Core, sentence
+
+SPEC = SandboxSpec()
+
+
+def capacity(sandboxes: int = 100, cpu: float = 100.0, memory: int = 100) -> NodeCapacity:
+    return NodeCapacity(
+        sandboxes=sandboxes, cpu=cpu, memory_bytes=memory * GIB, disk_bytes=1000 * GIB
+    )
+
+
+NOTHING = NodeCapacity(sandboxes=0, cpu=0, memory_bytes=0, disk_bytes=0)
+
+
+def beat(node: str = "n1", sequence: int = 1, **values: object) -> NodeBeat:
+    known: dict[str, object] = {
+        "boot": "b",
+        "at": 0.0,
+        "state": NodeState.READY,
+        "runtimes": ["native"],
+        "environments": ["debian"],
+        "capacity": capacity(),
+        "requested": NOTHING,
+        "starting": 0,
+        "starting_limit": 50,
+        "memory_available_bytes": GIB,
+        "load_per_core": 0.0,
+        "disk_free_bytes": GIB,
+    }
+    return NodeBeat.of(node=node, sequence=sequence, **(known | values))
+
+
+def core(*beats: NodeBeat, choices: int = 2, seed: int = 1) -> Core:
+    made = Core(Random(seed), choices=choices, silent_seconds=5)
+    for one in beats:
+        made.hear(one, 0.0)
+    return made
+
+
+def why(fleet: Core, spec: SandboxSpec = SPEC, now: float = 0.0) -> str:
+    return sentence(fleet.reasons(spec, now).values(), len(fleet.nodes))
+
+
+def test_the_only_node_is_chosen() -> None:
+    assert core(beat()).choose(SPEC, 0.0) == "n1"
+
+
+def test_without_nodes_nobody_is_chosen() -> None:
+    assert core().choose(SPEC, 0.0) is None
+    assert why(core()) == "no node could take it: no node is alive"
+
+
+def test_a_full_node_is_skipped() -> None:
+    fleet = core(beat("full", requested=capacity()), beat("free"))
+    assert {fleet.choose(SPEC, 0.0) for _ in range(50)} == {"free"}
+
+
+def test_the_one_node_with_room_among_many_is_found() -> None:
+    full = [beat(f"n{n}", requested=capacity()) for n in range(200)]
+    assert core(*full, beat("free")).choose(SPEC, 0.0) == "free"
+
+
+def test_the_less_loaded_of_two_is_chosen() -> None:
+    busy = beat("busy", requested=capacity(sandboxes=50, cpu=1, memory=1))
+    assert {core(busy, beat("idle"), seed=n).choose(SPEC, 0.0) for n in range(50)} >= {"idle"}
+    both = core(busy, beat("idle"), choices=16)
+    assert {both.choose(SPEC, 0.0) for _ in range(20)} == {"idle"}
+
+
+def test_a_node_whose_processors_are_busy_is_the_worse_choice() -> None:
+    fleet = core(beat("busy", load_per_core=3.0), beat("idle"), choices=16)
+    assert {fleet.choose(SPEC, 0.0) for _ in range(20)} == {"idle"}
+
+
+def test_a_silent_node_is_skipped_until_it_is_heard_again() -> None:
+    fleet = core(beat())
+    assert fleet.choose(SPEC, 5.1) is None
+    assert why(fleet, now=5.1) == "no node could take it: 1 is silent"
+    fleet.hear(beat(sequence=2), 6.0)
+    assert fleet.choose(SPEC, 6.0) == "n1"
+
+
+def test_every_reason_is_told_once_with_its_count() -> None:
+    fleet = core(
+        beat("a", environments=["other"]),
+        beat("b", environments=[]),
+        beat("c", state=NodeState.DRAINING),
+        beat("d", refusing="low on disk"),
+        beat("e", starting=50),
+        beat("f", runtimes=[]),
+        beat("g", requested=capacity()),
+        beat("h", requested=capacity(sandboxes=1, cpu=100, memory=1)),
+    )
+    assert fleet.choose(SPEC, 0.0) is None
+    told = why(fleet)
+    for part in (
+        "2 have no environment 'debian'",
+        "1 is draining",
+        "1 refused (low on disk)",
+        "1 is busy starting others",
+        "1 has no runtime 'native'",
+        "1 has no room for more sandboxes",
+        "1 has no room for more cpu",
+    ):
+        assert part in told
+    assert told.startswith("no node could take it: 2 have")
+
+
+def test_a_version_of_an_environment_is_the_nodes_business() -> None:
+    fleet = core(beat("n1", environments=["debian"]))
+    assert fleet.choose(SandboxSpec(environment="debian:3"), 0.0) == "n1"
+    listed = core(beat("n1", environments=["debian:3"]))
+    assert listed.choose(SandboxSpec(environment="debian"), 0.0) == "n1"
+    assert listed.choose(SandboxSpec(environment="debian:4"), 0.0) is None
+
+
+def test_an_environment_nobody_has_is_told_with_those_there_are() -> None:
+    fleet = core(beat("a", environments=["x", "y"]), beat("b", environments=["y", "z"]))
+    assert fleet.lacks_everywhere("q", 0.0) == ["x", "y", "z"]
+    assert fleet.lacks_everywhere("z", 0.0) is None
+    assert fleet.lacks_everywhere("q", 9.0) is None, "nobody alive: it may be there"
+
+
+def test_avoided_nodes_are_not_chosen() -> None:
+    fleet = core(beat("a"), beat("b"))
+    assert {fleet.choose(SPEC, 0.0, {"a"}) for _ in range(20)} == {"b"}
+    assert fleet.choose(SPEC, 0.0, {"a", "b"}) is None
+
+
+def test_own_placements_fill_a_node_before_its_next_heartbeat() -> None:
+    fleet = core(beat(capacity=capacity(sandboxes=3)))
+    for number in range(3):
+        assert fleet.choose(SPEC, 0.0) == "n1"
+        fleet.placed("n1", f"s{number}", SPEC.resources)
+    assert fleet.choose(SPEC, 0.0) is None
+    fleet.settled("n1", "s0", is_kept=False)
+    assert fleet.choose(SPEC, 0.0) == "n1"
+
+
+def test_a_kept_placement_counts_until_a_heartbeat_shows_it() -> None:
+    fleet = core(beat(capacity=capacity(sandboxes=1)))
+    fleet.placed("n1", "s", SPEC.resources)
+    fleet.settled("n1", "s", is_kept=True)
+    assert fleet.choose(SPEC, 0.0) is None
+    fleet.hear(beat(sequence=2, capacity=capacity(sandboxes=1)), 1.0)
+    assert fleet.choose(SPEC, 1.0) == "n1", "the heartbeat knows better"
+
+
+def test_a_placement_without_an_outcome_counts_for_two_heartbeats() -> None:
+    fleet = core(beat())
+    fleet.placed("n1", "s", SPEC.resources)
+    fleet.hear(beat(sequence=2), 1.0)
+    assert fleet.nodes["n1"].unseen.sandboxes == 1
+    fleet.hear(beat(sequence=3), 2.0)
+    assert fleet.nodes["n1"].unseen.sandboxes == 0
+
+
+def test_starting_is_known_exactly_between_heartbeats() -> None:
+    fleet = core(beat(starting_limit=2))
+    fleet.placed("n1", "a", SPEC.resources)
+    fleet.placed("n1", "b", SPEC.resources)
+    fleet.hear(beat(sequence=2, starting=2, starting_limit=2), 1.0)
+    assert fleet.choose(SPEC, 1.0) is None
+    fleet.settled("n1", "a", is_kept=True)
+    assert fleet.choose(SPEC, 1.0) == "n1"
+
+
+def test_others_that_start_on_a_node_count_too() -> None:
+    fleet = core(beat(starting=2, starting_limit=2))
+    assert fleet.choose(SPEC, 0.0) is None
+
+
+def test_an_old_heartbeat_changes_nothing() -> None:
+    fleet = core(beat(sequence=5))
+    assert not fleet.hear(beat(sequence=4, state=NodeState.DRAINING), 1.0)
+    assert fleet.choose(SPEC, 1.0) == "n1"
+    assert fleet.hear(beat(sequence=1, boot="new", state=NodeState.DRAINING), 1.0)
+    assert fleet.choose(SPEC, 1.0) is None
+
+
+def test_a_forgotten_node_is_gone_and_outcomes_of_it_are_no_error() -> None:
+    fleet = core(beat("a"), beat("b"), beat("c"))
+    fleet.placed("a", "s", SPEC.resources)
+    fleet.forget("a")
+    fleet.settled("a", "s", is_kept=True)
+    fleet.check()
+    assert {fleet.choose(SPEC, 0.0) for _ in range(50)} == {"b", "c"}
+
+
+def test_equal_nodes_share_a_burst() -> None:
+    fleet = core(*(beat(f"n{n}", starting_limit=1000) for n in range(20)))
+    counts: Counter[str] = Counter()
+    for number in range(1000):
+        node = fleet.choose(SPEC, 0.0)
+        assert node is not None
+        fleet.placed(node, f"s{number}", SPEC.resources)
+        counts[node] += 1
+    assert max(counts.values()) - min(counts.values()) <= 12
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["hear", "forget", "place", "keep", "refuse", "choose"]),
+        st.integers(0, 4),
+        st.integers(0, 15),
+    ),
+    max_size=80,
+)
+
+
+@given(EVENTS, st.integers(0, 1000))
+def test_the_books_balance_after_any_events(events: list[tuple[str, int, int]], seed: int) -> None:
+    fleet = core(seed=seed)
+    for step, (kind, number, sandbox) in enumerate(events):
+        name, sandbox_id = f"n{number}", f"s{sandbox}"
+        if kind == "hear":
+            fleet.hear(beat(name, sequence=step, starting=sandbox), float(step))
+        elif kind == "forget":
+            fleet.forget(name)
+        elif kind == "place":
+            fleet.placed(name, sandbox_id, Resources(cpu=1 + sandbox / 7))
+        elif kind == "choose":
+            chosen = fleet.choose(SPEC, float(step))
+            able = {
+                name
+                for name, node in fleet.nodes.items()
+                if fleet.obstacle(node, SPEC, float(step)) is None
+            }
+            assert (chosen in able) if able else chosen is None
+        else:
+            fleet.settled(name, sandbox_id, is_kept=kind == "keep")
+        fleet.check()
