@@ -25,7 +25,7 @@ import nats
 import pytest
 from redis import Redis
 
-from sandfleet_common.access import REDIS_USERS, redis_users, server_config
+from sandfleet_common.access import REDIS_PROBE, REDIS_USERS, redis_users, server_config
 from sandfleet_common.bus import Bus, BusSettings
 from sandfleet_common.store import StoreSettings
 from sandfleet_common.subjects import ACCESS
@@ -241,6 +241,9 @@ class RedisServer(Server):
 
     def greets(self, connection: socket.socket) -> bool:
         """Return whether it answers a ping."""
+        connection.sendall(f"AUTH {REDIS_PROBE} none\r\n".encode())
+        if connection.recv(5) != b"+OK\r\n":
+            return False
         connection.sendall(b"PING\r\n")
         return connection.recv(5) == b"+PONG"
 

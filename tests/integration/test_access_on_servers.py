@@ -71,10 +71,12 @@ def test_a_service_writes_its_keys_and_administers_nothing(deployed: Path, user:
 
 def test_without_a_password_one_may_only_ping(deployed: Path) -> None:
     address = _address(deployed, "node").rpartition("@")[2]
-    with Redis.from_url(f"redis://{address}") as client:
+    with Redis.from_url(f"redis://{access.REDIS_PROBE}:none@{address}") as client:
         assert client.ping()
         with pytest.raises(NoPermissionError):
             client.get("sf:probe")
+    with Redis.from_url(f"redis://{address}") as stranger, pytest.raises(AuthenticationError):
+        stranger.ping()
 
 
 def test_one_services_password_opens_no_other_account(deployed: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 from pathlib import Path
 
@@ -17,10 +18,16 @@ SMALL = SandboxSpec(resources=Resources(memory_bytes=64 * 1024**2, pids=32))
 
 
 def kill(state: Path, service: str) -> None:
-    """Kill one process of the platform, without warning."""
+    """Kill one process of the platform, without warning, and see it gone."""
     endpoints = local.find(state)
     assert endpoints is not None
-    os.kill(endpoints.pids[service], signal.SIGKILL)
+    process = os.pidfd_open(endpoints.pids[service])
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        ended, _, _ = select.select([process], [], [], 10)
+        assert ended, f"{service} does not die"
+    finally:
+        os.close(process)
 
 
 async def revive(state: Path) -> None:

@@ -26,6 +26,8 @@ ANSWER_EXPIRES = "65m"
 """Longer than the longest wait of any question (creating a sandbox: an hour)."""
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 REDIS_USERS = ("scheduler", "node", "monitor")
+REDIS_PROBE = "probe"
+"""A user without a password that may ping, and nothing else; for health checks."""
 """Services that keep live state. The gateway and the sensor have no business there."""
 CLIENT = "client"
 """Whose password is the first API key; the gateway gets its hash."""
@@ -79,9 +81,14 @@ def redis_users(passwords: Mapping[str, str]) -> str:
     """Return the text of a Redis ACL file: the services' users, and a probe that may only ping.
 
     A service reads and writes keys below `sf:`, and has no command that administers
-    the server. The file holds hashes, not passwords.
+    the server. The file holds hashes, not passwords. Nobody can log in as the default
+    user; it keeps its rights because Redis replays its append-only file as that user,
+    and without them would drop every transaction and script in it.
     """
-    lines = ["user default on nopass resetkeys resetchannels -@all +ping"]
+    lines = [
+        "user default off resetpass ~* &* +@all",
+        f"user {REDIS_PROBE} on nopass resetkeys resetchannels -@all +ping",
+    ]
     for name in REDIS_USERS:
         digest = hashlib.sha256(passwords[name].encode()).hexdigest()
         lines.append(

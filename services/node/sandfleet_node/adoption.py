@@ -27,6 +27,7 @@ from .uids import IdRanges
 NO_RECORD = "its node service restarted and has no record of it"
 WHILE_DOWN = "it ended while its node service was down"
 HALF_STARTED = "its node service went down while it was starting"
+WHILE_STOPPING = "its node service went down while it was ending"
 LAUNCHER_DIED = "the launcher of its node died"
 _AT_ONCE = 64
 
@@ -81,7 +82,12 @@ class Adoption:
         self, sandbox_id: str, saved: Saved | None, channel: Channel | None, found: Found
     ) -> None:
         if saved is None or saved.info.state in TERMINAL:
-            await self._clear(sandbox_id, channel)
+            await self._clear(sandbox_id, channel, NO_RECORD)
+            return
+        if saved.info.state is State.PREPARING:
+            # Nobody was told that it is ready. Whoever wants it asks again under its id, and
+            # gets it made anew; an end on record here would turn that into a failure.
+            await self._clear(sandbox_id, channel, HALF_STARTED)
             return
         sandbox = self._restore(saved)
         if channel is None:
@@ -95,7 +101,7 @@ class Adoption:
         link = AgentLink(channel.sock, sandbox)
         if sandbox.state is not State.RUNNING:
             sandbox.link = link
-            await self._ending.end(sandbox, State.FAILED, HALF_STARTED, Origin.PLATFORM)
+            await self._ending.end(sandbox, State.FAILED, WHILE_STOPPING, Origin.PLATFORM)
             return
         try:
             await sandbox.adopt(link)
@@ -125,8 +131,8 @@ class Adoption:
             return LAUNCHER_DIED, Origin.PLATFORM
         return WHILE_DOWN, Origin.PLATFORM
 
-    async def _clear(self, sandbox_id: str, channel: Channel | None) -> None:
-        """End and remove what nobody has a record of."""
+    async def _clear(self, sandbox_id: str, channel: Channel | None, reason: str) -> None:
+        """End and remove what nobody has a claim to."""
         launcher = self._keeper.launcher
         if channel is not None:
             channel.sock.close()
@@ -138,7 +144,7 @@ class Adoption:
                 break
             await asyncio.sleep(0.01)
         await self._ending.release(sandbox_id, None)
-        self._log.warning("sandbox.cleared", sandbox=sandbox_id, reason=NO_RECORD)
+        self._log.warning("sandbox.cleared", sandbox=sandbox_id, reason=reason)
 
     def on_channel(self, channel: Channel) -> None:
         """End a sandbox that the service before this one had asked for: nobody waits for it."""

@@ -10,6 +10,7 @@ from sandfleet_common.errors import NotFound, Unreachable
 from sandfleet_common.ids import new_ulid
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import NodeBeat, NodeState
+from sandfleet_common.states import State
 from sandfleet_common.store import Store
 from sandfleet_common.subjects import NODE_BEAT
 
@@ -22,6 +23,9 @@ from .records import Records
 from .sandboxes import Sandboxes
 
 _FLUSH_SECONDS = 30.0
+_COMPARE_BEATS = 15
+"""Every so many heartbeats the records in Redis are compared with what is here. A server that
+restarts may have lost some of them and kept the mark that says they are complete."""
 
 
 class Beats:
@@ -69,13 +73,19 @@ class Beats:
             self._log.warning("beat.untold", error=problem.message)
         try:
             is_intact = await self._store.beat(beat)
-            if not is_intact:
+            if not is_intact or not self.is_redis_up or await self._misses_some():
                 await self._resync()
             self.is_redis_up = True
         except Unreachable as problem:
             if self.is_redis_up:
                 self._log.warning("redis.away", error=problem.message)
             self.is_redis_up = False
+
+    async def _misses_some(self) -> bool:
+        if self._sequence % _COMPARE_BEATS or len(self._records):
+            return False
+        ready = {sandbox.id for sandbox in self._sandboxes if sandbox.state is State.RUNNING}
+        return not ready <= await self._store.live_on(self._settings.name)
 
     async def _resync(self) -> None:
         """Put all live sandboxes on record again."""

@@ -31,7 +31,8 @@ def test_the_monitoring_port_is_closed_unless_asked_for() -> None:
     assert json.loads(text)["http"] == "h:8222"
 
 
-def test_redis_learns_no_password_and_the_default_user_may_only_ping() -> None:
+def test_redis_learns_no_password_and_nobody_is_the_default_user() -> None:
     text = redis_users(PASSWORDS)
     assert not any(password in text for password in PASSWORDS.values())
-    assert "user default on nopass resetkeys resetchannels -@all +ping" in text.splitlines()
+    assert "user default off resetpass ~* &* +@all" in text.splitlines()
+    assert "user probe on nopass resetkeys resetchannels -@all +ping" in text.splitlines()

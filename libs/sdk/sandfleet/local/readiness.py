@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
+from sandfleet_common.access import REDIS_PROBE
 from sandfleet_common.bus import Bus, BusSettings
 from sandfleet_common.errors import SandfleetError, Unreachable
 from sandfleet_common.logs import Level, Logger
@@ -32,7 +33,7 @@ def is_ready(part: Part, port: int) -> bool:
         if part is NATS:
             return _greeting(port, b"").startswith(b"INFO")
         if part is REDIS:
-            return _greeting(port, b"PING\r\n").startswith(b"+PONG")
+            return b"+PONG" in _greeting(port, b"AUTH %s none\r\nPING\r\n" % REDIS_PROBE.encode())
         return _status(port) == 200
     except (OSError, http.client.HTTPException):
         return False
@@ -41,7 +42,12 @@ def is_ready(part: Part, port: int) -> bool:
 def _greeting(port: int, said: bytes) -> bytes:
     with socket.create_connection((HOST, port), timeout=ANSWER_SECONDS) as connection:
         connection.sendall(said)
-        return connection.recv(16)
+        heard = b""
+        while heard.count(b"\r\n") < max(1, said.count(b"\r\n")):
+            if not (more := connection.recv(64)):
+                break
+            heard += more
+        return heard
 
 
 def _status(port: int) -> int:
