@@ -31,8 +31,17 @@ from sandfleet_common.streams import Flag, Kind, StreamFrame
 from sandfleet_gateway.config import GatewaySettings
 from sandfleet_gateway.service import Gateway
 
+NODE = "n1"
 KEY = "sfk-a-key-of-the-tests"
 OTHER_KEY = "sfk-another-key-of-the-tests"
+
+
+def failure(response: httpx.Response, status: int, code: str) -> str:
+    """Check an error's status and code, and return its sentence."""
+    assert response.status_code == status, response.text
+    body = m.Failure.decode(response.content)
+    assert body.code == code
+    return body.message
 
 
 async def until(fact: Callable[[], Any], seconds: float = 15) -> None:
@@ -192,6 +201,8 @@ class ScriptedScheduler:
         default_factory=dict[str, dict[int, m.SandboxInfo | m.SlotFailure]]
     )
     asked: list[m.Message] = field(default_factory=list[m.Message])
+    before_page: Callable[[m.JobSlots], None] = lambda _: None
+    """Called before each page of a job's slots is read."""
 
     @classmethod
     @asynccontextmanager
@@ -251,6 +262,7 @@ class ScriptedScheduler:
 
     async def _slots(self, body: m.JobSlots) -> m.JobSlotsPage:
         self.asked.append(body)
+        self.before_page(body)
         job, found = await self._job(m.JobGet(job_id=body.job_id)), self.slots[body.job_id]
         chosen = [found[k] for k in sorted(found) if k >= body.from_slot][:2]
         last = max((_slot(item) for item in chosen), default=-1)
@@ -270,10 +282,12 @@ def _slot(item: m.SandboxInfo | m.SlotFailure) -> int:
 
 __all__ = [
     "KEY",
+    "NODE",
     "OTHER_KEY",
     "Running",
     "ScriptedScheduler",
     "Talk",
+    "failure",
     "key_line",
     "running_gateway",
     "until",
