@@ -63,22 +63,30 @@ def on_signals(
 
 async def read_input(fd: int = 0) -> AsyncIterator[bytes]:
     """Yield what comes in until its end. Cancelling it never waits for a key."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    try:
-        loop.add_reader(fd, readable.set)
-    except (OSError, ValueError):  # a file, /dev/null: never makes one wait
-        while data := await asyncio.to_thread(_read, fd):
-            yield data
-        return
-    try:
-        while True:
-            await readable.wait()
-            readable.clear()
+    while True:
+        try:
+            await _readable(fd)
+        except (OSError, ValueError):  # a file, /dev/null: never makes one wait
+            data = await asyncio.to_thread(_read, fd)
+        else:
             data = _read(fd)
-            if not data:
-                return
-            yield data
+        if not data:
+            return
+        yield data
+
+
+async def _readable(fd: int) -> None:
+    """Wait until there is something to read, and for the next read only."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def on_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, on_ready)
+    try:
+        await ready
     finally:
         loop.remove_reader(fd)
 

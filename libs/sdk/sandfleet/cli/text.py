@@ -91,10 +91,16 @@ def short_id(sandbox_id: str) -> str:
 
 
 def matches(sandbox_id: str, reference: str) -> bool:
-    """Return whether a person may mean this sandbox by `reference`."""
+    """Return whether a person may mean this sandbox by `reference`.
+
+    It is the beginning of the id, of its random part, or of the short form, or a
+    longer end than the short form is.
+    """
+    if not reference:
+        return False
     ulid = sandbox_id.rpartition("-")[2]
-    return sandbox_id.startswith(reference) or (
-        bool(reference) and (ulid.startswith(reference) or ulid.endswith(reference))
+    return any(name.startswith(reference) for name in (sandbox_id, ulid, short_id(sandbox_id))) or (
+        len(reference) > SHORT_LETTERS and ulid.endswith(reference)
     )
 
 
