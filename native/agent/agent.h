@@ -17,6 +17,7 @@ enum {
 	SEGMENTS_MAX = 4096, /* changes between stdout and stderr in the output kept */
 	GROUPS_MAX = 64,
 	MESSAGE_SIZE = 256,
+	LEFTOVERS_MAX = 128,	/* pipes of commands that are over, see leftovers.c */
 	SETTLED_MAX = 128, /* changes to files remembered, see settled.c */
 };
 
@@ -83,6 +84,8 @@ struct agent {
 		uint16_t type;
 	} settled[SETTLED_MAX];
 	unsigned int settled_next;
+	struct source leftovers[LEFTOVERS_MAX]; /* without an owner: never used */
+	unsigned int leftovers_next;
 	bool is_acting;	   /* between act_as and act_as_root */
 	uint64_t armed_ms; /* when the timer goes off, 0: never */
 };

@@ -142,7 +142,7 @@ static bool read_stream(struct agent *a, struct stream *stream)
 	/* The end, or EIO from a terminal nobody holds; while draining, also nothing more to read.
 	 */
 	if (size >= 0 || errno != EAGAIN || is_draining) {
-		source_close(a->epoll, &stream->source);
+		stream_leave(a, stream);
 		process_settle(a, p);
 	}
 	return false;
@@ -176,7 +176,7 @@ static void drain(struct agent *a, struct stream *stream)
 	else
 		stream->left = SF_WINDOW;
 	if (stream->left == 0)
-		source_close(a->epoll, &stream->source);
+		stream_leave(a, stream);
 	while (stream->source.fd >= 0 && read_stream(a, stream))
 		;
 }

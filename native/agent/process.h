@@ -111,6 +111,10 @@ void stream_open(struct agent *a, struct process *p, struct stream *stream, int 
 void streams_drain(struct agent *a, struct process *p);
 void streams_resume(struct agent *a, struct process *p);
 void streams_close(struct agent *a, struct process *p);
+
+/* leftovers.c: lets go of a stream whose command is over, without harm to others who write. */
+void stream_leave(struct agent *a, struct stream *stream);
+
 void output_ack(struct agent *a, struct process *p, uint64_t position);
 void output_free(struct output *output);
 /* How many bytes from `sent` on belong to one stream, at most `max`, and to which. */

@@ -179,6 +179,16 @@ def test_a_command_that_leaves_a_daemon_ends_without_it(agent: Agent) -> None:
     assert until(lambda: any(p.arguments[:1] == (b"sleep",) for p in processes(agent)))
 
 
+def test_a_daemon_may_go_on_writing_to_its_commands_output(agent: Agent) -> None:
+    script = "while echo tick; do sleep 0.02; done; touch /tmp/broken"
+    assert agent.sh(f"({script}) & echo early").stdout.endswith(b"early\n")
+    # More than a pipe holds, so somebody must have read it.
+    outcome = agent.sh("(head -c 300000 /dev/zero; touch /tmp/written) & exit 0")
+    assert outcome.code == 0
+    assert until(lambda: agent.sh("test -e /tmp/written").code == 0)
+    assert agent.sh("test -e /tmp/broken").code == 1
+
+
 def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(agent: Agent) -> None:
     outcome = agent.sh("echo part; setsid sleep 60 & (sleep 60 &) ; sleep 60", timeout_ms=300)
     assert (outcome.timed_out, outcome.signal, outcome.stdout) == (True, 9, b"part\n")
