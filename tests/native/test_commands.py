@@ -181,7 +181,7 @@ def test_a_command_that_leaves_a_daemon_ends_without_it(agent: Agent) -> None:
 
 def test_a_daemon_may_go_on_writing_to_its_commands_output(agent: Agent) -> None:
     script = "while echo tick; do sleep 0.02; done; touch /tmp/broken"
-    assert agent.sh(f"({script}) & echo early").stdout.endswith(b"early\n")
+    assert b"early\n" in agent.sh(f"({script}) & echo early").stdout
     # More than a pipe holds, so somebody must have read it.
     outcome = agent.sh("(head -c 300000 /dev/zero; touch /tmp/written) & exit 0")
     assert outcome.code == 0

@@ -82,5 +82,7 @@ class MonitorSettings(ServiceSettings):
     """How long its node may take to answer that."""
     forget_seconds: int = Field(default=86_400, gt=0)
     """How long a sandbox without alerts keeps its standing."""
+    stream_replicas: int = Field(default=1, ge=1, le=5)
+    """Copies of the alert stream in a JetStream cluster."""
     alerts_waiting: int = Field(default=10_000, gt=0)
     """Alerts kept while JetStream or Redis is away; the oldest go first."""

@@ -70,6 +70,7 @@ class Monitor:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Work until cancelled."""
+        await self._bus.ensure_streams(self._settings.stream_replicas)
         async with self._tasks as tasks:
             for box in self._outboxes:
                 tasks.start(box.run(), "monitor.outbox", critical=True)
