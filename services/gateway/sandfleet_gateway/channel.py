@@ -15,7 +15,6 @@ from typing import Any
 from sandfleet.calls import pause
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
-from sandfleet_common.bus import Subscription
 from sandfleet_common.errors import (
     Broken,
     Busy,
@@ -24,7 +23,6 @@ from sandfleet_common.errors import (
     Unavailable,
     Unreachable,
 )
-from sandfleet_common.ids import new_ulid, node_of
 from sandfleet_common.logs import Logger
 from sandfleet_common.streams import KEEPALIVE_SECONDS, Flag, Kind, StreamFrame
 
@@ -34,6 +32,7 @@ from .config import GatewaySettings
 from .envelope import AttachBody, Command, binary, error_text, gone, state_text
 from .flow import Flow, Gap
 from .metrics import GatewayMetrics
+from .nodestream import NodeStream
 from .outlet import Item, Outlet
 
 GAPS_MAX = 20
@@ -55,16 +54,6 @@ class Surroundings:
     log: Logger
 
 
-@dataclass(slots=True)
-class _Stream:
-    """One stream of the node's; a channel uses one after the other."""
-
-    outward: str
-    subscription: Subscription
-    is_open: bool = False
-    """The node knows it, and has all input that came before."""
-
-
 class Channel:
     """A command on a session. `run` is its life; the other methods are called by the session."""
 
@@ -74,7 +63,7 @@ class Channel:
         self._around = around
         self._flow = Flow.at(0, around.settings.window_bytes)
         self._exec_id = ""
-        self._stream: _Stream | None = None
+        self._stream: NodeStream | None = None
         self._speaking = asyncio.Lock()
         self._is_open = False
         self._is_over = False
@@ -102,7 +91,7 @@ class Channel:
 
     def break_off(self, cause: str) -> None:
         """Open the stream anew: frames may have been lost."""
-        if self._is_open and not self._is_over:
+        if self._stream is not None and not self._is_over:
             self._broken = cause
             self._wake.set()
 
@@ -229,30 +218,14 @@ class Channel:
 
     async def _attach(self) -> m.ExecState:
         """Open a stream at what the client has taken."""
-        bus, sandbox_id = self._around.upstream.bus, self._around.sandbox_id
-        name, inbox = new_ulid(), bus.new_inbox()
-        body = m.ExecAttach(
-            sandbox_id=sandbox_id,
-            exec_id=self._exec_id,
-            stream=name,
-            deliver=inbox,
-            position=self._flow.taken,
-            window_bytes=self._flow.window_bytes,
-            request_id=self._around.request_id,
-        )
-        made: list[_Stream] = []
-
-        async def on_message(_: str, data: bytes) -> None:
-            if made and self._stream is made[0]:
-                self._hear(data)
-
-        subscription = await bus.subscribe_raw(inbox, on_message)
-        stream = self._stream = _Stream(s.io_subject(node_of(sandbox_id), name), subscription)
-        made.append(stream)
-        state = await self._around.upstream.ask(s.EXEC_ATTACH, body)
+        around, flow = self._around, self._flow
+        stream = self._stream = NodeStream(around.upstream.bus, around.sandbox_id)
+        await stream.listen(self._hear)
+        request = stream.request(self._exec_id, flow, around.request_id)
+        state = await around.upstream.ask(s.EXEC_ATTACH, request)
         self._heard = True
         async with self._speaking:
-            flow, known = self._flow, (self._flow.input_acknowledged, self._flow.is_input_refused)
+            known = (flow.input_acknowledged, flow.is_input_refused)
             frames = flow.opened(state)
             stream.is_open = True
             for frame in (*frames, flow.credit()):
@@ -284,9 +257,9 @@ class Channel:
                     raise
             attempt += 1
 
-    def _hear(self, data: bytes) -> None:
+    def _hear(self, stream: NodeStream, data: bytes) -> None:
         """Take a frame of the node's."""
-        if self._is_over or self._broken is not None:
+        if stream is not self._stream or self._is_over or self._broken is not None:
             return
         self._heard = True
         before = self._flow.position
@@ -332,7 +305,7 @@ class Channel:
         if stream is None or not stream.is_open or self._broken is not None:
             return  # a new stream begins with all that is not acknowledged
         try:
-            await self._around.upstream.bus.publish_raw(stream.outward, frame.encode())
+            await stream.say(frame)
         except Unreachable:
             self.break_off("bus")
 
@@ -347,12 +320,5 @@ class Channel:
 
     async def _let_go(self) -> None:
         stream, self._stream = self._stream, None
-        if stream is None:
-            return
-        await stream.subscription.close()
-        try:
-            await self._around.upstream.bus.publish_raw(
-                stream.outward, StreamFrame(Kind.DETACH).encode()
-            )
-        except Unreachable:
-            return  # the node forgets it by itself after a minute
+        if stream is not None:
+            await stream.close()

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
+import sys
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from running_gateway import (
+    KEY,
     NODE,
     Running,
+    ScriptedScheduler,
     failure,
+    key_line,
     running_gateway,
     until,
 )
 from scripted_commands import ScriptedNode
-from servers import Connect, Servers
+from servers import Connect, Servers, free_port
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
@@ -136,3 +141,43 @@ async def test_its_metrics_name_routes_and_not_paths(
     route = 'route="/v1/sandboxes/{sandbox_id}/commands/{exec_id}",status="404"'
     assert f'sandfleet_gateway_requests_total{{method="GET",{route}}} 1.0' in page
     assert sandbox not in page
+
+
+async def test_the_process_serves_until_it_is_told_to_stop(
+    servers: Servers, scheduler: ScriptedScheduler, tmp_path: Path
+) -> None:
+    keys, port = tmp_path / "keys", str(free_port())
+    keys.write_text(key_line("tester", KEY))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "sandfleet_gateway",
+        env=servers.environment("gateway", port=port, api_keys_file=str(keys)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if json.loads(line)["event"] == "service.ready":
+            break
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        assert (await http.get("/v1/sandboxes", headers={"X-API-Key": KEY})).status_code == 200
+        process.terminate()
+        _, rest = await process.communicate()
+    assert process.returncode == 0
+    events = [json.loads(line) for line in rest.decode().splitlines()]
+    assert events[-1]["event"] == "service.stopped"
+    assert all(event["level"] == "info" for event in events), "it stops without complaint"
+
+
+async def test_a_setting_that_does_not_fit_stops_the_start_and_is_named(servers: Servers) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "sandfleet_gateway",
+        env=servers.environment("gateway", requests_max="0", prot="1"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, text = await process.communicate()
+    assert process.returncode == 2
+    assert b"requests_max" in text
+    assert b"prot" in text
