@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -125,3 +127,34 @@ def test_an_error_inside_is_the_callers_error() -> None:
 
     with pytest.raises(KeyError, match="inside"):
         Portal().run(fail())
+
+
+def test_an_interrupted_caller_waits_for_the_cleanup() -> None:
+    cleaned: list[str] = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("up")
+
+    with pytest.raises(KeyboardInterrupt):
+        Portal().run(work())
+    assert cleaned == ["up"]
+
+
+def test_a_forked_child_gets_a_loop_of_its_own() -> None:
+    program = """
+import asyncio, os
+from sandfleet.blocking.portal import PORTAL
+async def answer(): return 42
+assert PORTAL.run(answer()) == 42
+child = os.fork()
+if child == 0:
+    os._exit(PORTAL.run(answer()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "42", done.stderr

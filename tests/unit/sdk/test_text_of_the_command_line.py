@@ -86,7 +86,9 @@ def test_one_line_stays_one_line() -> None:
 SANDBOX = "sb-node-1-01k8zq3v5w9x2y4a6b8c0d2e4f"
 
 
-@pytest.mark.parametrize("reference", [SANDBOX, "sb-node-1-01k8", "01k8zq", "8c0d", "8c0d2e4f", "6b8c0d2e4f"])
+@pytest.mark.parametrize(
+    "reference", [SANDBOX, "sb-node-1-01k8", "01k8zq", "8c0d", "8c0d2e4f", "6b8c0d2e4f"]
+)
 def test_a_sandbox_is_meant_by_its_beginning_or_its_end(reference: str) -> None:
     assert text.matches(SANDBOX, reference)
 
