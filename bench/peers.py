@@ -12,9 +12,10 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 IDLE = ["sleep", "86400"]
 
@@ -24,8 +25,10 @@ def missing_tools(*names: str) -> list[str]:
     return [name for name in names if shutil.which(name) is None]
 
 
-def _run(argv: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
-    done = subprocess.run(argv, capture_output=True, check=False, **options)  # type: ignore[call-overload]
+def _run(
+    argv: list[str], *, cwd: Path | None = None, stdin: IO[bytes] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run(argv, cwd=cwd, stdin=stdin, capture_output=True, check=False)
     if done.returncode != 0:
         text = done.stderr.decode(errors="replace").strip()[-400:]
         raise RuntimeError(f"{' '.join(argv[:4])} ... failed ({done.returncode}): {text}")
@@ -33,7 +36,7 @@ def _run(argv: list[str], **options: object) -> subprocess.CompletedProcess[byte
 
 
 @contextmanager
-def mounted(layer: Path) -> Iterator[Path]:
+def mounted(layer: Path) -> Generator[Path]:
     """Mount a layer's EROFS image while the block runs."""
     with tempfile.TemporaryDirectory(prefix="sandfleet-bench-") as folder:
         where = Path(folder) / "base"
@@ -71,7 +74,10 @@ class Runc:
         (bundle / "config.json").write_text(json.dumps(self._config))
         with (bundle / "log").open("wb") as log:
             started = subprocess.run(
-                ["runc", "--root", str(self._root), "run", "--detach", "--bundle", str(bundle), name],
+                [
+                    "runc", "--root", str(self._root),
+                    "run", "--detach", "--bundle", str(bundle), name,
+                ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
             )  # fmt: skip
         if started.returncode != 0:
@@ -95,7 +101,7 @@ class Runc:
 
 
 @contextmanager
-def runc(layer: Path) -> Iterator[Runc]:
+def runc(layer: Path) -> Generator[Runc]:
     """Bare runc on `layer`."""
     with mounted(layer) as base, tempfile.TemporaryDirectory(prefix="sandfleet-bench-") as folder:
         peer = Runc(base, Path(folder))
@@ -111,9 +117,9 @@ class Docker:
     def __init__(self, folder: Path) -> None:
         self._host = f"unix://{folder}/docker.sock"
 
-    def call(self, *words: str, **options: object) -> bytes:
+    def call(self, *words: str, stdin: IO[bytes] | None = None) -> bytes:
         """Run one docker command and return what it printed."""
-        return _run(["docker", "--host", self._host, *words], **options).stdout
+        return _run(["docker", "--host", self._host, *words], stdin=stdin).stdout
 
     def create(self, name: str) -> None:
         """`docker run` a container that idles."""
@@ -131,8 +137,8 @@ class Docker:
 
 
 @contextmanager
-def docker(layer: Path) -> Iterator[Docker]:
-    """A Docker Engine of our own, started by hand and ended with the block."""
+def docker(layer: Path) -> Generator[Docker]:
+    """Start a Docker Engine of our own by hand, and end it with the block."""
     with tempfile.TemporaryDirectory(prefix="sandfleet-bench-") as text:
         folder = Path(text)
         with (folder / "dockerd.log").open("wb") as log:

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import cast
@@ -159,7 +159,7 @@ def run_plainly(work: list[Sample]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         for sample in work:
             subprocess.run(
-                ["python3", "-"], input=sample.program.encode(), capture_output=True,
+                [sys.executable, "-"], input=sample.program.encode(), capture_output=True,
                 cwd=folder, check=False, timeout=SAMPLE_SECONDS,
             )  # fmt: skip
     return time.perf_counter() - started
@@ -215,7 +215,7 @@ async def one_by_one(client: AsyncClient, work: list[Sample]) -> float:
 
 
 @contextmanager
-def platform(start: bool, console: Console) -> Iterator[None]:
+def platform(start: bool, console: Console) -> Generator[None]:
     """Run the block on a platform of its own when `start`, else on the one that is up."""
     if not start:
         yield
@@ -230,16 +230,9 @@ def platform(start: bool, console: Console) -> Iterator[None]:
             local.down(state, progress=lambda line: status.update(line))
 
 
-@asynccontextmanager
-async def connected() -> AsyncIterator[AsyncClient]:
-    """Connect over NATS, as a trainer does."""
-    async with AsyncClient.connect() as client:
-        yield client
-
-
 async def run(work: list[Sample], console: Console) -> bool:
     """Evaluate, measure the yardsticks and report."""
-    async with connected() as client:
+    async with AsyncClient.connect() as client:
         results = await evaluate(client, work, console)
         few = work[: YARDSTICK_SAMPLES * 2 : 2]
         same_s = await one_by_one(client, few)
