@@ -12,89 +12,27 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-from servers import Servers, free_port
+from sdk_peer_files import entry, told
+from sdk_peer_streams import Command, Stream
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.bus import Bus, Delivery
-from sandfleet_common.errors import Conflict, FileProblem, NotFound, SandboxGone
+from sandfleet_common.errors import NotFound, SandboxGone
 from sandfleet_common.ids import new_sandbox_id
 from sandfleet_common.messages.files import FileRequest
 from sandfleet_common.states import TERMINAL, Origin, State
-from sandfleet_common.streams import DATA_BYTES, Flag, Kind, StreamFrame
+from sandfleet_common.streams import DATA_BYTES, Flag
 
 NODE = "peer"
-
-
-@dataclass
-class Command:
-    """One process and all it has printed."""
-
-    request: m.ExecStart
-    process: asyncio.subprocess.Process
-    started_at: float = field(default_factory=time.time)
-    ended_at: float | None = None
-    output: list[tuple[Flag, bytes]] = field(default_factory=list[tuple[Flag, bytes]])
-    size: int = 0
-    dropped: int = 0
-    stdin_bytes: int = 0
-    stdin_closed: bool = False
-    timed_out: bool = False
-    change: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    def state(self, position: int = 0) -> m.ExecState:
-        code = self.process.returncode if self.ended_at else None
-        return m.ExecState(
-            sandbox_id=self.request.sandbox_id,
-            exec_id=self.request.exec_id,
-            state="running" if self.ended_at is None else "exited",
-            pid=self.process.pid,
-            argv=self.request.argv,
-            started_at=self.started_at,
-            ended_at=self.ended_at,
-            exit_code=code if code is not None and code >= 0 else None,
-            signal=-code if code is not None and code < 0 else None,
-            timed_out=self.timed_out,
-            output_bytes=self.size,
-            dropped_bytes=self.dropped,
-            stdin_bytes=self.stdin_bytes,
-            stdin_closed=self.stdin_closed,
-            position=position,
-        )
-
-    def chunks(self, position: int, most: int) -> list[tuple[Flag, bytes]]:
-        """Return output from `position` on, at most `most` bytes of it."""
-        found: list[tuple[Flag, bytes]] = []
-        at = 0
-        for flag, data in self.output:
-            piece = data[max(0, position - at) :][:most]
-            at += len(data)
-            if piece and at > position:
-                found.append((flag, piece))
-                most -= len(piece)
-            if most <= 0:
-                break
-        return found
-
-    async def add(self, flag: Flag, data: bytes) -> None:
-        async with self.change:
-            kept = data[: max(0, self.request.output_limit_bytes - self.size)]
-            self.dropped += len(data) - len(kept)
-            if kept:
-                self.output.append((flag, kept))
-                self.size += len(kept)
-            self.change.notify_all()
 
 
 @dataclass
@@ -364,18 +302,18 @@ class Peer:
 
     async def file_stat(self, body: m.FileStat) -> m.FileEntry:
         path = self._path(body)
-        with _told(body.path):
-            return _entry(path, body.path, follow=body.follow)
+        with told(body.path):
+            return entry(path, body.path, follow=body.follow)
 
     async def file_list(self, body: m.FileList) -> m.FilePage:
         path = self._path(body)
-        with _told(body.path):
+        with told(body.path):
             names = sorted(path.iterdir())
-            return m.FilePage(entries=[_entry(p, f"{body.path}/{p.name}", False) for p in names])
+            return m.FilePage(entries=[entry(p, f"{body.path}/{p.name}", False) for p in names])
 
     async def file_read(self, body: m.FileRead) -> m.FileData:
         path = self._path(body)
-        with _told(body.path), path.open("rb") as file:
+        with told(body.path), path.open("rb") as file:
             file.seek(body.position)
             data = file.read(body.length)
             return m.FileData(data=data, position=body.position, end=not file.read(1))
@@ -383,7 +321,7 @@ class Peer:
     async def file_write(self, body: m.FileWrite) -> m.Ok:
         path = self._path(body)
         part = self.root / f"upload-{body.upload}"
-        with _told(body.path):
+        with told(body.path):
             part.touch()
             with part.open("r+b") as file:
                 file.seek(body.position)
@@ -396,21 +334,21 @@ class Peer:
 
     async def file_mkdir(self, body: m.FileMakeDir) -> m.FileEntry:
         path = self._path(body)
-        with _told(body.path):
+        with told(body.path):
             path.mkdir(parents=body.parents, exist_ok=body.parents)
-            return _entry(path, body.path)
+            return entry(path, body.path)
 
     async def file_remove(self, body: m.FileRemove) -> m.Ok:
         path = self._path(body)
-        with _told(body.path):
+        with told(body.path):
             path.unlink()
         return m.Ok()
 
     async def file_rename(self, body: m.FileRename) -> m.FileEntry:
         path = self._path(body)
         target = self.root / body.sandbox_id / body.target.lstrip("/")
-        with _told(body.path):
-            return _entry(path.rename(target), body.target)
+        with told(body.path):
+            return entry(path.rename(target), body.target)
 
     # ----------------------------------------------------------------- serving
 
@@ -464,153 +402,6 @@ class Peer:
             s.FILE_REMOVE: self.file_remove,
             s.FILE_RENAME: self.file_rename,
         }
-
-
-class Stream:
-    """One attachment: output under credit to the client, input from it."""
-
-    def __init__(self, peer: Peer, command: Command, body: m.ExecAttach) -> None:
-        self._peer = peer
-        self._command = command
-        self._body = body
-        self._taken = body.position
-        self._position = body.position
-        self._told_input = -1
-        self._is_over: bool = False
-
-    async def run(self) -> None:
-        bus = self._peer.node_bus
-        io = s.io_subject(NODE, self._body.stream)
-        inbound = await bus.subscribe_raw(io, self._on_frame)
-        command = self._command
-        try:
-            while not self._is_over:
-                async with command.change:
-                    await command.change.wait_for(self._has_work)
-                await self._send_all()
-        finally:
-            await inbound.close()
-
-    def _has_work(self) -> bool:
-        command = self._command
-        room: bool = self._taken + self._body.window_bytes > self._position
-        if command.size > self._position and room:
-            return True
-        if command.ended_at is not None and self._position >= command.size:
-            return True
-        if command.stdin_bytes != self._told_input:
-            return True
-        return self._is_over
-
-    async def _send_all(self) -> None:
-        command = self._command
-        if command.stdin_bytes != self._told_input:
-            self._told_input = command.stdin_bytes
-            closed = Flag.CLOSED if command.stdin_closed else Flag(0)
-            await self._send(StreamFrame(Kind.INPUT, command.stdin_bytes, b"", closed))
-        room = self._taken + self._body.window_bytes - self._position
-        for flag, data in command.chunks(self._position, min(room, DATA_BYTES)):
-            frame = StreamFrame(Kind.DATA, self._position, data, flag)
-            self._position += len(data)
-            peer = self._peer
-            beyond = self._position - self._taken
-            peer.sent_most_beyond_credit = max(peer.sent_most_beyond_credit, beyond)
-            peer.sent_frames += 1
-            if peer.sent_frames not in peer.lose_frames:
-                await self._send(frame)
-        if command.ended_at is not None and self._position >= command.size:
-            await self._send(StreamFrame(Kind.END, 0, command.state().encode()))
-            self._is_over = True
-
-    async def _send(self, frame: StreamFrame) -> None:
-        await self._peer.node_bus.publish_raw(self._body.deliver, frame.encode())
-
-    async def _on_frame(self, _: str, payload: bytes) -> None:
-        frame = StreamFrame.decode(payload)
-        command = self._command
-        async with command.change:
-            if frame.kind is Kind.TAKEN:
-                self._taken = max(self._taken, frame.position)
-            elif frame.kind is Kind.DETACH:
-                self._is_over = True
-            elif frame.kind is Kind.STDIN:
-                await self._feed(frame)
-            command.change.notify_all()
-
-    async def _feed(self, frame: StreamFrame) -> None:
-        command = self._command
-        assert command.process.stdin is not None
-        fresh = frame.payload[command.stdin_bytes - frame.position :]
-        if frame.position <= command.stdin_bytes and fresh:
-            command.process.stdin.write(fresh)
-            with contextlib.suppress(ConnectionError):
-                await command.process.stdin.drain()
-            command.stdin_bytes += len(fresh)
-        if frame.flags & Flag.CLOSED and not command.stdin_closed:
-            command.stdin_closed = True
-            command.process.stdin.close()
-            self._told_input = -1
-
-
-def trainer_address(servers: Servers) -> str:
-    """Return how a trainer reaches the bus."""
-    nats = servers.nats
-    return f"nats://trainer:{nats.passwords['trainer']}@127.0.0.1:{nats.port}"
-
-
-@contextlib.contextmanager
-def gateway(servers: Servers, log: Path) -> Generator[str]:
-    """Run a real gateway in front of the bus, open to this machine; gives its address."""
-    port = free_port()
-    environment = servers.environment(
-        "gateway", port=str(port), open_to_loopback="true", drain_seconds="1"
-    )
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sandfleet_gateway"], env=environment, stdout=out, stderr=out
-        )
-    try:
-        address = f"http://127.0.0.1:{port}"
-        ends = time.monotonic() + 20
-        while True:
-            if process.poll() is not None or time.monotonic() > ends:
-                raise RuntimeError(f"the gateway did not start:\n{log.read_text()[-2000:]}")
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{address}/readyz").is_success:
-                    break
-            time.sleep(0.05)
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
-
-
-@contextlib.contextmanager
-def _told(path: str) -> Generator[None]:
-    try:
-        yield
-    except FileExistsError as problem:
-        raise Conflict(f"{path}: {problem.strerror}", path=path) from problem
-    except OSError as problem:
-        name = {2: "ENOENT", 20: "ENOTDIR", 21: "EISDIR"}.get(problem.errno or 0, "EIO")
-        raise FileProblem(f"{path}: {problem.strerror}", errno=name, path=path) from problem
-
-
-def _entry(path: Path, shown: str, follow: bool = True) -> m.FileEntry:
-    stat = path.stat() if follow else path.lstat()
-    kind = m.FileType.DIRECTORY if path.is_dir() else m.FileType.FILE
-    if path.is_symlink() and not follow:
-        kind = m.FileType.SYMLINK
-    return m.FileEntry(
-        name=path.name,
-        path=shown,
-        type=kind,
-        size=stat.st_size,
-        mode=stat.st_mode & 0o7777,
-        uid=stat.st_uid,
-        gid=stat.st_gid,
-        modified_at=stat.st_mtime,
-    )
 
 
 @asynccontextmanager

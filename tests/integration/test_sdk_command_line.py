@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sdk_peer import Peer, serving, trainer_address
+from sdk_peer import Peer, serving
+from sdk_ways import trainer_address
 from servers import Connect, Servers
 
 from sandfleet_common import messages as m

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sdk_peer import Peer, gateway, serving, trainer_address
+from sdk_peer import Peer, serving
+from sdk_ways import gateway, trainer_address
 from servers import Connect, Servers
 
 from sandfleet import (
