@@ -2,6 +2,9 @@
 #ifndef SF_FILES_H
 #define SF_FILES_H
 
+/* A file being written has such a name until it is whole. */
+#define WRITE_PREFIX ".sandfleet-"
+
 #include "agent/paths.h"
 
 /* The beginning of every such request: the user is looked up, the path made absolute and the

@@ -72,13 +72,13 @@ void process_free(struct agent *a, struct process *p)
 		at = &(*at)->next;
 	*at = p->next;
 	a->process_count--;
-	speakers_forget(a, p);
 	streams_close(a, p);
 	input_close(a, p);
 	source_close(a->epoll, &p->start);
 	output_free(&p->output);
 	ring_drop(&p->input.ring, p->input.ring.tail);
 	group_remove(a, p->id, &p->cgroup);
+	speakers_forget(a, p); /* last: closing the input makes it speak */
 	free(p);
 }
 

@@ -110,8 +110,10 @@ static void serve_event(struct agent *a, struct watch *w, const struct inotify_e
 	uint32_t number = (uint32_t)(one - w->all), kind = kind_of(event->mask);
 	const char *name = event->len > 0 ? event->name : "";
 
-	/* A directory below says of itself only what its parent says of it by name. */
-	if (kind != 0 && (event->len > 0 || number == 0))
+	/* A directory below says of itself only what its parent says of it by name. The hidden
+	 * file of a write is the agent's own; that the write is over shows under the real name. */
+	if (kind != 0 && (event->len > 0 || number == 0) &&
+	    strncmp(name, WRITE_PREFIX, strlen(WRITE_PREFIX)) != 0)
 		watch_tell(a, w, kind, number, name);
 	if (event->mask & IN_IGNORED)
 		watched_drop(w, number, watch_forget_wd);

@@ -133,7 +133,7 @@ static int open_hidden(struct upload *u)
 		return -errno;
 	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) != sizeof(random))
 		random = u->id;
-	snprintf(u->temporary, sizeof(u->temporary), ".sandfleet-%016llx",
+	snprintf(u->temporary, sizeof(u->temporary), WRITE_PREFIX "%016llx",
 		 (unsigned long long)random);
 	u->fd = openat(u->dir, u->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
 		       0600);

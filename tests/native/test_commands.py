@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import time
 from collections.abc import Callable
@@ -177,6 +178,16 @@ def test_a_command_that_leaves_a_daemon_ends_without_it(agent: Agent) -> None:
     outcome = agent.sh("(sleep 30; echo late) & echo early")
     assert outcome.stdout == b"early\n" and time.monotonic() - started < 5
     assert until(lambda: any(p.arguments[:1] == (b"sleep",) for p in processes(agent)))
+
+
+def test_failed_starts_with_open_input_leave_the_agent_well(agent: Agent) -> None:
+    for _ in range(20):
+        id = agent.start("nosuch", stdin=True)
+        agent.send(FrameType.STDIN, id, FrameFlag.EOF, position=0, payload=b"x" * 5000)
+        with pytest.raises(AgentError) as refused:
+            agent.finish(id)
+        assert refused.value.errno == errno.ENOENT
+    assert agent.sh("echo well").stdout == b"well\n"
 
 
 def test_a_daemon_may_go_on_writing_to_its_commands_output(agent: Agent) -> None:
