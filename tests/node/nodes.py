@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
 import signal
@@ -56,6 +57,7 @@ def build_tiny_layer(root: Path) -> None:
         "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"
     )
     (tree / "etc" / "group").write_text("root:x:0:\nuser:x:1000:\n")
+    os.chown(tree / "home" / "user", 1000, 1000)
     image = store.temporary("image")
     pack(tree, image)
     shutil.rmtree(tree)

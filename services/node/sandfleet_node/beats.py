@@ -55,14 +55,25 @@ class Beats:
         self.boot = new_ulid()
         self.is_redis_up = True
         self._sequence = 0
+        self._busy = asyncio.Lock()
 
     async def run(self) -> None:
         """Beat until cancelled."""
         while True:
             began = time.monotonic()
-            await self.beat()
+            async with self._busy:
+                await self.beat()
             spent = time.monotonic() - began
             await asyncio.sleep(max(0.05, self._settings.heartbeat_seconds - spent))
+
+    async def finish(self, seconds: float) -> None:
+        """Say that the node takes no more sandboxes, then nothing after that."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._busy.acquire()
+                await self.beat()
+        except TimeoutError:
+            self._log.warning("beat.unfinished")
 
     async def beat(self) -> None:
         """Beat once."""

@@ -36,6 +36,7 @@ class Records:
         self._waiting: dict[str, SandboxInfo] = {}
         self._more = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._busy = asyncio.Lock()
         self._written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when what waits now has been tried."""
         self._writing: asyncio.Future[None] | None = None
@@ -71,6 +72,15 @@ class Records:
                 return
             await asyncio.wait({self._writing or self._written}, timeout=left)
 
+    async def finish(self, seconds: float) -> None:
+        """Write what waits, at most so long, and nothing after that."""
+        await self.flush(seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._busy.acquire()
+        except TimeoutError:
+            self._log.warning("records.unfinished", waiting=len(self._waiting))
+
     async def run(self) -> None:
         """Write until cancelled."""
         tries = 0
@@ -85,7 +95,8 @@ class Records:
             self._hurry.clear()
             while self._waiting:
                 try:
-                    await self._write_some()
+                    async with self._busy:
+                        await self._write_some()
                     tries, self.is_down = 0, False
                 except Unreachable as problem:
                     if not self.is_down:

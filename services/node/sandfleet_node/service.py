@@ -97,7 +97,9 @@ class NodeService:
             return
         if self._settings.stop_sandboxes_on_exit:
             await node.stop_all("its node was stopped")
-        await node.records.flush(_FLUSH_SECONDS)
+        node.load.is_draining = True
+        await node.beats.finish(_FLUSH_SECONDS)
+        await node.records.finish(_FLUSH_SECONDS)
 
     async def _until_broken(self, node: Node) -> None:
         """Wait until a part of the node fails, or the bus throws us out for good."""
