@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 import pytest
-from node.nodes import RunningNode, output
+from node.nodes import NodeHouse, RunningNode, output
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
@@ -111,18 +111,18 @@ async def test_waiting_ends_when_the_sandbox_does(node: RunningNode) -> None:
     assert "stopped by its user" in error.message
 
 
-async def test_old_commands_give_way_to_new_ones(house: object, node: RunningNode) -> None:
-    sandbox = await node.create()
-    table = node.node.sandboxes.get(sandbox).commands
-    first = await node.run(sandbox, "echo", "first")
-    kept = node.node.settings.commands_kept
-    for _ in range(kept):
-        await node.run(sandbox, "true")
-    with pytest.raises(NotFound, match="no longer on record"):
-        await node.wait(sandbox, first.exec_id)
-    with pytest.raises(Conflict, match="fresh exec id"):
-        await node.run(sandbox, "echo", "again", exec_id=first.exec_id)
-    assert len(table.by_exec_id) == kept
+async def test_old_commands_give_way_to_new_ones(house: NodeHouse) -> None:
+    async with house.running(commands_kept=3) as node:
+        sandbox = await node.create()
+        first = await node.run(sandbox, "echo", "first")
+        for _ in range(3):
+            await node.run(sandbox, "true")
+        with pytest.raises(NotFound, match="no longer on record"):
+            await node.wait(sandbox, first.exec_id)
+        with pytest.raises(Conflict, match="fresh exec id"):
+            await node.run(sandbox, "echo", "again", exec_id=first.exec_id)
+        page = await node.ask(s.EXEC_LIST, m.ExecList(sandbox_id=sandbox))
+        assert [command.argv for command in page.commands] == [["true"]] * 3
 
 
 async def test_processes_are_listed_with_their_command(node: RunningNode) -> None:

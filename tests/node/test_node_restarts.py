@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 
@@ -152,6 +153,24 @@ async def test_a_sandbox_without_a_record_is_ended_when_the_service_starts(
         assert record is not None
         assert record.reason == "its node service restarted and has no record of it"
         assert await store.live_on(house.name) == {kept}
+
+
+async def test_a_sandbox_that_was_just_starting_runs_on(house: NodeHouse) -> None:
+    async with house.process() as (process, node):
+        item = node.item(ttl_seconds=500)
+        await node.order(item)
+        await process.kill()
+        path = house.state_dir / "node" / house.name / "sandboxes" / item.sandbox_id / "spec.json"
+        spec = json.loads(path.read_text())
+        info = json.loads(spec["info"])
+        info |= {"state": "preparing", "version": info["version"] - 1, "expires_at": None}
+        path.write_text(json.dumps(spec | {"info": json.dumps(info)}))
+        await process.start()
+        outcome = (await node.order(item))[0]
+        assert outcome.status == "ready"
+        assert outcome.info is not None
+        assert outcome.info.expires_at is not None
+        assert (await node.run(item.sandbox_id, "true")).exit_code == 0
 
 
 async def test_remains_of_a_sandbox_are_removed_at_the_next_start(house: NodeHouse) -> None:

@@ -84,7 +84,7 @@ class Adoption:
         if saved is None or saved.info.state in TERMINAL:
             await self._clear(sandbox_id, channel, NO_RECORD)
             return
-        if saved.info.state is State.PREPARING:
+        if saved.info.state is State.PREPARING and channel is None:
             # Nobody was told that it is ready. Whoever wants it asks again under its id, and
             # gets it made anew; an end on record here would turn that into a failure.
             await self._clear(sandbox_id, channel, HALF_STARTED)
@@ -99,7 +99,7 @@ class Adoption:
             return
         sandbox.pid = channel.pid
         link = AgentLink(channel.sock, sandbox)
-        if sandbox.state is not State.RUNNING:
+        if sandbox.state not in (State.PREPARING, State.RUNNING):
             sandbox.link = link
             await self._ending.end(sandbox, State.FAILED, WHILE_STOPPING, Origin.PLATFORM)
             return
@@ -109,9 +109,22 @@ class Adoption:
             reason = f"its node service restarted and could not take it over: {problem}"
             await self._ending.end(sandbox, State.FAILED, reason, Origin.PLATFORM)
             return
+        if sandbox.state is State.PREPARING:
+            self._finish_start(sandbox)
         self._sandboxes.note(sandbox)
         self._sandboxes.watch(sandbox, time.time())
         self._log.info("sandbox.adopted", sandbox=sandbox_id, commands=sandbox.commands.running)
+
+    def _finish_start(self, sandbox: Sandbox) -> None:
+        """Go on where the service before this one stopped: the sandbox runs.
+
+        It may have been told as ready: the spec that says so is written a moment later.
+        """
+        sandbox.ready_at = sandbox.active_at = time.time()
+        if sandbox.spec.ttl_seconds is not None:
+            sandbox.expires_at = sandbox.ready_at + sandbox.spec.ttl_seconds
+        self._sandboxes.move(sandbox, State.RUNNING)
+        sandbox.save()
 
     def _restore(self, saved: Saved) -> Sandbox:
         info = saved.info

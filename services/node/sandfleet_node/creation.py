@@ -112,6 +112,8 @@ class Creation:
         self._ranges = ranges
         self._records = records
         self._pool = pool
+        self._saving: dict[str, asyncio.Future[None]] = {}
+        """Specs of ready sandboxes that are being written."""
         self._tasks = tasks
         self._metrics = metrics
         self._log = log
@@ -126,7 +128,7 @@ class Creation:
             await asyncio.wait(starting)
         outcomes = [b if isinstance(b, Outcome) else await self._outcome(b) for b in begun]
         if started:
-            await self._records.settled()
+            await self._settled(started)
         for outcome in outcomes:
             self._metrics.creations.labels(outcome.status).inc()
         return NodeCreated(outcomes=outcomes)
@@ -171,6 +173,13 @@ class Creation:
             self._start(sandbox, arrived_at, item.deadline_at), f"start {sandbox.id}"
         )
         return sandbox
+
+    async def _settled(self, sandboxes: list[Sandbox]) -> None:
+        """Wait until what is about to be told is on disk, and, if that is quick, in Redis."""
+        saving = [f for s in sandboxes if (f := self._saving.get(s.id)) is not None]
+        await self._records.settled()
+        if saving:
+            await asyncio.wait(saving)
 
     async def _outcome(self, sandbox: Sandbox) -> Outcome:
         if sandbox.state is State.RUNNING and sandbox.ending is None:
@@ -218,7 +227,10 @@ class Creation:
         if sandbox.spec.ttl_seconds is not None:
             sandbox.expires_at = now + sandbox.spec.ttl_seconds
         self._sandboxes.move(sandbox, State.RUNNING)
-        sandbox.save()
+        loop = asyncio.get_running_loop()
+        saving = loop.run_in_executor(self._pool, self._save, sandbox)
+        self._saving[sandbox.id] = saving
+        saving.add_done_callback(lambda _: self._saving.pop(sandbox.id, None))
         self._metrics.start.observe(now - arrived_at)
 
     async def _set_up(self, sandbox: Sandbox) -> None:
@@ -227,14 +239,26 @@ class Creation:
         for digest in sandbox.ground.layers:
             if not self._keeper.has_layer(digest):
                 await self._keeper.mount(digest, self._layers.layer_path(digest))
+        saving = loop.run_in_executor(self._pool, self._save, sandbox)
         pid, channel = await self._keeper.need().create(self._request(sandbox))
-        sandbox.pid = pid
-        await sandbox.greet(AgentLink(channel, sandbox))
+        sandbox.pid, sandbox.link = pid, AgentLink(channel, sandbox)
+        await saving
+        await sandbox.greet(sandbox.link)
+
+    def _save(self, sandbox: Sandbox) -> None:
+        """Write its spec; in a thread, while something else goes on."""
+        try:
+            sandbox.save()
+        except FileNotFoundError:
+            return  # it has ended meanwhile
+        except OSError as problem:
+            self._log.warning("sandbox.unsaved", sandbox=sandbox.id, error=str(problem))
+            if sandbox.state is State.PREPARING:
+                raise
 
     def _prepare(self, sandbox: Sandbox) -> None:
-        """Make its directory, spec and control groups; in a thread."""
+        """Make its directory and control groups; in a thread."""
         Path(sandbox.directory).mkdir(0o700)
-        sandbox.save()
         self._cgroups.create(sandbox.id, sandbox.spec.resources, sandbox.spec.qos)
 
     def _request(self, sandbox: Sandbox) -> list[tuple[str, str | int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 from sandfleet_common.ids import new_ulid
@@ -60,7 +61,7 @@ def write_whole(path: str, data: bytes) -> None:
 
     It is not forced to disk: a machine that loses power loses its sandboxes too.
     """
-    beside = f"{path}.new"
+    beside = f"{path}.{threading.get_ident()}"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(handle, data)
