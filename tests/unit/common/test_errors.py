@@ -21,8 +21,11 @@ def test_an_error_crosses_the_wire_unchanged(code: str) -> None:
 
 
 def test_every_leaf_has_a_code_of_its_own() -> None:
-    kinds = [v for v in vars(errors).values() if isinstance(v, type)]
-    leaves = [k for k in kinds if issubclass(k, SandfleetError) and not k.__subclasses__()]
+    kinds = {v for v in vars(errors).values() if isinstance(v, type)}
+    # Others may refine a leaf; what counts is the tree of this module.
+    leaves = [
+        k for k in kinds if issubclass(k, SandfleetError) and not kinds & {*k.__subclasses__()}
+    ]
     assert len({leaf.code for leaf in leaves}) == len(leaves) == len(BY_CODE)
 
 
