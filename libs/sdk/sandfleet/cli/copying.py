@@ -49,7 +49,7 @@ async def cp(client: AsyncClient, *, source: str, target: str, user: str | None)
     copied.
 
       sandfleet cp src 7k2m9qzx:/work
-      sandfleet cp 7k2m9qzx:/work/report.json .
+      sandfleet cp 7k2m9qzx:/root/report.json .
     """
     from_name, from_path = split(source)
     to_name, to_path = split(target)
