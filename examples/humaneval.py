@@ -259,8 +259,12 @@ def main() -> int:
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "100")))
     work = samples()[: options.problems * 2]
-    with platform(options.start_platform, console):
-        fine = asyncio.run(run(work, console))
+    try:
+        with platform(options.start_platform, console):
+            fine = asyncio.run(run(work, console))
+    except SandfleetError as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 1
     return 0 if fine else 1
 
 
