@@ -39,19 +39,28 @@ class Portal:
             work.close()
             raise BadRequest("a blocking call from a callback would wait for itself for ever")
         finished = threading.Event()
+        running: list[asyncio.Task[Any]] = []
 
         async def watched() -> T:
+            task = asyncio.current_task()
+            assert task is not None, "runs as a task"
+            running.append(task)
             try:
                 return await work
             finally:
                 finished.set()
 
-        future = asyncio.run_coroutine_threadsafe(watched(), loop)
+        def cancel() -> None:
+            for task in running:
+                task.cancel()
+
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(watched(), loop).result()
         except BaseException:
-            if not future.done():
-                future.cancel()
+            # An interrupt may come before there is a future to cancel; the task is there, or will
+            # be when the loop gets to this, which it does in order.
+            if not finished.is_set():
+                loop.call_soon_threadsafe(loop.call_soon, cancel)
                 finished.wait(CLEANUP_SECONDS)
             raise
 
