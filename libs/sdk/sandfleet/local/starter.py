@@ -38,7 +38,10 @@ def run(record: str, log: str, argv: list[str]) -> None:
         os.dup2(output, 2)
         Path(f"{record}.new").write_text(record_of(os.getpid()))
         Path(f"{record}.new").rename(record)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        # A shell's background job, for one, ignores interrupts; what it starts should not.
+        for number in signal.valid_signals():
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)
     except OSError as problem:
         os.write(report, str(problem).encode())
