@@ -85,4 +85,4 @@ def test_the_command_names_what_it_made_sure_of() -> None:
     assert len({out for out, _ in answers}) == 1
     name, digest = answers[0][0].split()
     environment = LayerStore(state / "layers").resolve("debian")
-    assert (name, (digest,)) == (f"debian@{environment.version}", environment.layers)
+    assert (name, (digest,)) == (f"debian:{environment.version}", environment.layers)

@@ -68,7 +68,7 @@ def test_an_unknown_environment_is_refused_with_the_known_ones(store: LayerStore
         store.resolve("debain")
 
 
-@pytest.mark.parametrize("name", ["", "../debian", "a/b", "Debian", "debian@", "debian@x", "d\n"])
+@pytest.mark.parametrize("name", ["", "../debian", "a/b", "Debian", "debian:", "debian:x", "d\n"])
 def test_what_is_no_name_is_not_found(store: LayerStore, name: str) -> None:
     publish(store, "debian", "1", add(store, b"image"))
     with pytest.raises(NotFound):
@@ -80,9 +80,9 @@ def test_the_newest_version_is_the_one_with_the_highest_numbers(store: LayerStor
     for version in ("12.9", "12.10", "2.30"):
         publish(store, "debian", version, digest)
     assert store.resolve("debian").version == "12.10"
-    assert store.resolve("debian@12.9").version == "12.9"
+    assert store.resolve("debian:12.9").version == "12.9"
     with pytest.raises(NotFound, match=r"there are: 2\.30, 12\.9, 12\.10"):
-        store.resolve("debian@3")
+        store.resolve("debian:3")
 
 
 def test_a_published_version_never_changes(store: LayerStore) -> None:

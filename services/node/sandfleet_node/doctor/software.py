@@ -95,5 +95,5 @@ def base_layer(host: Host) -> Check:
         build = f"{sys.executable} -m sandfleet_node.layers build-base --state {host.state}"
         mend = f"apt-get install debootstrap erofs-utils && {build}" if tools else build
         return Check("base-layer", "warn", found, why, mend)
-    text = f"{environment.name}@{environment.version}, {size / 1e6:.0f} MB"
+    text = f"{environment.name}:{environment.version}, {size / 1e6:.0f} MB"
     return Check("base-layer", "ok", text, why)

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SandfleetError as problem:
         sys.stderr.write(f"build-base: {problem.message}\n")
         return 1
-    sys.stdout.write(f"{made.name}@{made.version} {' '.join(made.layers)}\n")
+    sys.stdout.write(f"{made.name}:{made.version} {' '.join(made.layers)}\n")
     return 0
 
 

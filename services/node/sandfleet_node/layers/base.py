@@ -77,7 +77,7 @@ def _build(store: LayerStore, name: str, progress: Callable[[str], None]) -> Env
         notes=manifest.notes,
     )
     store.publish(environment)
-    progress(f"environment {name}@{environment.version} is ready")
+    progress(f"environment {name}:{environment.version} is ready")
     return environment
 
 
@@ -120,7 +120,7 @@ def _next_version(store: LayerStore, name: str, release: str) -> str:
     number = 1
     while True:
         try:
-            store.resolve(f"{name}@{release}.{number}")
+            store.resolve(f"{name}:{release}.{number}")
         except NotFound:
             return f"{release}.{number}"
         number += 1

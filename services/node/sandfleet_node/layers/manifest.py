@@ -47,11 +47,11 @@ class Environment(BaseModel):
     notes: dict[str, str] = Field(default_factory=dict[str, str])
 
 
-_NAME = re.compile(r"([a-z0-9][a-z0-9._-]{0,62})(?:@([0-9]{1,9}(?:\.[0-9]{1,9}){0,3}))?")
+_NAME = re.compile(r"([a-z0-9][a-z0-9._-]{0,62})(?::([0-9]{1,9}(?:\.[0-9]{1,9}){0,3}))?")
 
 
 def parse_reference(text: str) -> tuple[str, str | None] | None:
-    """Split `name` or `name@version`; None when it is neither."""
+    """Split `name` or `name:version`; None when it is neither."""
     match = _NAME.fullmatch(text)
     return None if match is None else (match.group(1), match.group(2))
 

@@ -59,7 +59,7 @@ class LayerStore:
         return sorted(name for name in names if self._versions(name))
 
     def resolve(self, name: str) -> Environment:
-        """Return the newest version of an environment, or the one named as `name@version`.
+        """Return the newest version of an environment, or the one named as `name:version`.
 
         Raises:
             NotFound: there is none; the message says which there are.
@@ -179,7 +179,7 @@ class LayerStore:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{environment.version}.json"
         if path.exists():
-            raise Conflict(f"environment {environment.name}@{environment.version} exists already")
+            raise Conflict(f"environment {environment.name}:{environment.version} exists already")
         _write_whole(path, environment)
 
     @contextmanager
