@@ -95,3 +95,12 @@ def check_token(kind: str, value: str) -> str:
     if _TOKEN.fullmatch(value) is None:
         raise BadRequest(f"{value[:80]!r} cannot be a {kind}: use 1 to 64 of A-Z a-z 0-9 _ -")
     return value
+
+
+def environment_token(environment: str) -> str:
+    """Return the token of a subject that stands for an environment, whatever its version.
+
+    Names that differ only in characters that no token may hold share one.
+    """
+    name = environment.partition(":")[0]
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "_"

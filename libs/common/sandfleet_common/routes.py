@@ -11,6 +11,7 @@ Beside the table there are, for the hand:
     PUT  /v1/sandboxes/{sandbox_id}/files/content?path=      the body becomes the file
     GET  /v1/sandboxes/{sandbox_id}/session                  WebSocket, see below
     GET  /v1/jobs/{job_id}/events                            server-sent JobEvents
+    POST /run_code                                           a call as SandboxFusion spells it
     GET  /openapi.json /healthz /readyz
 
 A WebSocket session carries any number of commands, each under a channel number
@@ -60,6 +61,10 @@ ROUTES = (
     Route("GET", _SANDBOX, s.SANDBOX_GET),
     Route("DELETE", _SANDBOX, s.STOP),
     Route("POST", _SANDBOX + "/extend", s.EXTEND),
+    Route("POST", _SANDBOX + "/pause", s.PAUSE),
+    Route("POST", _SANDBOX + "/resume", s.RESUME),
+    Route("POST", _SANDBOX + "/phase", s.SET_PHASE),
+    Route("GET", _SANDBOX + "/usage", s.USAGE),
     Route("POST", _SANDBOX + "/commands", s.EXEC_START, 201),
     Route("GET", _SANDBOX + "/commands", s.EXEC_LIST),
     Route("GET", _COMMAND, s.EXEC_WAIT),
@@ -77,7 +82,10 @@ ROUTES = (
     Route("GET", "/v1/jobs/{job_id}", s.JOB_GET),
     Route("GET", "/v1/jobs/{job_id}/slots", s.JOB_SLOTS),
     Route("DELETE", "/v1/jobs/{job_id}", s.JOB_CANCEL),
+    Route("POST", "/v1/actions", s.SANDBOXES_ACT),
+    Route("POST", "/v1/calls", s.FUNCTION_CALL),
     Route("GET", "/v1/nodes", s.NODE_LIST),
+    Route("GET", "/v1/nodes/{node}/usage", s.NODE_USAGE),
     Route("GET", "/v1/alerts", s.ALERT_LIST),
 )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from . import messages as m
-from .ids import check_token
+from .ids import check_token, environment_token, node_of
 
 ROOT = "sf.v1"
 
@@ -75,6 +75,12 @@ SANDBOX_CREATE = Subject(
 )
 SANDBOX_GET = Subject(f"{ROOT}.sandbox.get", m.SandboxGet, m.SandboxInfo, "What is known of one")
 SANDBOX_LIST = Subject(f"{ROOT}.sandbox.list", m.SandboxList, m.SandboxPage, "Sandboxes on record")
+SANDBOXES_ACT = Subject(
+    f"{ROOT}.sandbox.act",
+    m.SandboxesAct,
+    m.SandboxesActed,
+    "Pause, resume or stop many sandboxes, by job or label",
+)
 NODE_LIST = Subject(f"{ROOT}.scheduler.node.list", m.NodeList, m.NodePage, "Nodes alive")
 
 # Asked of the node that owns the sandbox.
@@ -84,9 +90,25 @@ NODE_CREATE = Subject(
 NODE_DRAIN = Subject(
     f"{ROOT}.node.{{node}}.drain", m.NodeDrain, m.Ok, "Take no new sandboxes, or take them again"
 )
+NODE_ACT = Subject(
+    f"{ROOT}.node.{{node}}.act", m.NodeAct, m.NodeActed, "Pause, resume or stop many of its own"
+)
+NODE_USAGE = Subject(
+    f"{ROOT}.node.{{node}}.top", m.NodeUsageGet, m.NodeUsage, "Which of its sandboxes use most"
+)
+FUNCTION_CALL = Subject(
+    f"{ROOT}.function.call.{{environment}}",
+    m.FunctionCall,
+    m.FunctionResult,
+    "Run code in a warm sandbox of any node that has the environment",
+)
 _OP = f"{ROOT}.node.{{node}}.op"
 STOP = Subject(f"{_OP}.stop", m.SandboxStop, m.SandboxInfo, "End a sandbox")
 EXTEND = Subject(f"{_OP}.extend", m.SandboxExtend, m.SandboxInfo, "Move a sandbox's end")
+PAUSE = Subject(f"{_OP}.pause", m.SandboxPause, m.SandboxInfo, "Freeze it, give memory back")
+RESUME = Subject(f"{_OP}.resume", m.SandboxResume, m.SandboxInfo, "Let a paused one go on")
+SET_PHASE = Subject(f"{_OP}.phase", m.SandboxSetPhase, m.Ok, "Say what a sandbox is doing")
+USAGE = Subject(f"{_OP}.usage", m.SandboxUsageGet, m.SandboxUsage, "What a sandbox has used")
 EXEC_START = Subject(f"{_OP}.exec-start", m.ExecStart, m.ExecState, "Start a command")
 EXEC_WAIT = Subject(f"{_OP}.exec-wait", m.ExecWait, m.ExecState, "Wait for a command, read output")
 EXEC_SIGNAL = Subject(f"{_OP}.exec-signal", m.ExecSignal, m.ExecState, "Signal a command")
@@ -128,6 +150,24 @@ SANDBOX_OPS = tuple(s for s in TABLE if s.pattern.startswith(_OP))
 """What a client may ask of the node that owns its sandbox."""
 
 
+def holes_of(subject: Subject[Any, Any], body: m.Message) -> dict[str, str]:
+    """Return what a request itself says about the holes of its subject.
+
+    Raises:
+        BadRequest: it names a sandbox, node or job that cannot exist.
+    """
+    asked: Any = body
+    holes: dict[str, str] = {}
+    for hole in subject.holes():
+        if hole == "node" and hasattr(asked, "sandbox_id"):
+            holes[hole] = node_of(asked.sandbox_id)
+        elif hole == "environment":
+            holes[hole] = environment_token(asked.environment)
+        else:
+            holes[hole] = getattr(asked, hole)
+    return holes
+
+
 def io_subject(node: str, stream: str) -> str:
     """Return the subject that carries a client's frames of one stream (see `streams`)."""
     return f"{ROOT}.node.{check_token('node', node)}.io.{check_token('stream', stream)}"
@@ -156,6 +196,8 @@ STREAMS = (
 )
 JOB_CONSUMER = "scheduler"
 SCHEDULER_QUEUE = "scheduler"
+FUNCTION_QUEUE = "node"
+"""The nodes that have an environment share its calls."""
 MONITOR_QUEUE = "monitor"
 
 
@@ -173,12 +215,22 @@ def _all(subjects: tuple[Subject[Any, Any], ...]) -> tuple[str, ...]:
     return tuple(s.wildcard() for s in subjects)
 
 
-_ASK_SCHEDULER = (JOB_GET, JOB_SLOTS, JOB_CANCEL, SANDBOX_CREATE, SANDBOX_GET, SANDBOX_LIST)
+_ASK_SCHEDULER = (
+    JOB_GET,
+    JOB_SLOTS,
+    JOB_CANCEL,
+    SANDBOX_CREATE,
+    SANDBOX_GET,
+    SANDBOX_LIST,
+    SANDBOXES_ACT,
+)
 _CLIENT_PUBLISH = (
     JOB_SUBMIT.pattern,
     NODE_LIST.pattern,
     ALERT_LIST.pattern,
     *(s.pattern for s in _ASK_SCHEDULER),
+    NODE_USAGE.wildcard(),
+    FUNCTION_CALL.wildcard(),
     *_all(SANDBOX_OPS),
     f"{ROOT}.node.*.io.*",
 )
@@ -206,6 +258,7 @@ ACCESS: dict[str, Access] = {
             JOB_EVENTS.wildcard(),
             SANDBOX_EVENT.wildcard(),
             NODE_CREATE.wildcard(),
+            NODE_ACT.wildcard(),
             STOP.wildcard(),
             *_JETSTREAM_JOBS,
             *_CLIENT_INBOXES,
@@ -227,6 +280,9 @@ ACCESS: dict[str, Access] = {
         subscribe=(
             NODE_CREATE.wildcard(),
             NODE_DRAIN.wildcard(),
+            NODE_ACT.wildcard(),
+            NODE_USAGE.wildcard(),
+            FUNCTION_CALL.wildcard(),
             *_all(SANDBOX_OPS),
             f"{ROOT}.node.*.io.*",
         ),

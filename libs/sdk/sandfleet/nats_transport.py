@@ -134,9 +134,7 @@ class NatsTransport:
 
     async def call(self, subject: Subject[BodyT, ReplyT], body: BodyT, *, within: float) -> ReplyT:
         """Ask once; what may be asked twice survives a lost connection."""
-        holes: dict[str, str] = {}
-        if "{node}" in subject.pattern:
-            holes["node"] = node_of(cast(Any, body).sandbox_id)
+        holes = s.holes_of(subject, body)
         resend = subject.pattern not in HEARD_ONCE
         return await self._bus.ask(subject, body, within=within, resend=resend, **holes)
 

@@ -105,7 +105,8 @@ def _schemas() -> tuple[dict[Key, Schema], dict[str, Schema]]:
 
 
 def _operation(route: Route, schemas: dict[Key, Schema], components: dict[str, Schema]) -> Schema:
-    verb = route.subject.pattern.rpartition(f"{ROOT}.")[2].replace(".{node}", "")
+    words = route.subject.pattern.rpartition(f"{ROOT}.")[2].split(".")
+    verb = ".".join(word for word in words if not word.startswith("{"))
     body = _resolve(schemas[route.subject.body, "validation"], components)
     reply = JobAccepted if route.subject is JOB_SUBMIT else route.subject.reply
     operation: Schema = {

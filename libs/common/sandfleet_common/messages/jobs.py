@@ -64,6 +64,10 @@ class JobInfo(Message):
     done_at: float | None = None
     failures: list[SlotFailure] = Field(default_factory=list[SlotFailure])
     """The first hundred."""
+    ahead: int | None = None
+    """While it waits for room: sandboxes that other jobs asked for earlier and still wait for."""
+    expected_wait_seconds: float | None = None
+    """Until its last sandbox is ready, if all goes on at the present rate; None: not known."""
 
 
 class JobSlots(Request):

@@ -26,6 +26,19 @@ class NodeCapacity(Message):
     disk_bytes: int
 
 
+class Pressure(Message):
+    """How much work stands still for want of something, in percent of the last ten seconds.
+
+    Where the kernel does not measure it (PSI), the fields are None.
+    """
+
+    cpu_some: float | None = None
+    memory_some: float | None = None
+    memory_full: float | None = None
+    io_some: float | None = None
+    io_full: float | None = None
+
+
 class NodeBeat(Message):
     """A node's heartbeat, every second."""
 
@@ -48,6 +61,15 @@ class NodeBeat(Message):
     disk_free_bytes: int
     refusing: str | None = None
     """Why it would refuse a sandbox now; None when it would not."""
+    paused: int = 0
+    """Sandboxes of `requested` that are paused."""
+    pressure: Pressure = Pressure()
+    swap_free_bytes: int = 0
+    inodes_free: int | None = None
+    starts_per_second: float = 0
+    """Sandboxes that became ready, over the last ten seconds."""
+    calls: int = 0
+    """Function calls that run or wait."""
 
 
 class NodeCreateItem(Message):

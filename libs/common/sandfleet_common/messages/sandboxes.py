@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from sandfleet_common.states import Origin, State
 
@@ -42,6 +42,13 @@ class Qos(StrEnum):
     BEST_EFFORT = "best-effort"
 
 
+class IdleAction(StrEnum):
+    """What happens to a sandbox that has been idle for its `idle_seconds`."""
+
+    STOP = "stop"
+    PAUSE = "pause"
+
+
 class Network(StrEnum):
     """What a sandbox may reach."""
 
@@ -59,7 +66,9 @@ class Resources(Message):
     pids: int = Field(default=512, ge=8, le=1_000_000)
     """Processes and threads."""
     disk_bytes: int = Field(default=4 * GIB, ge=MIB)
-    """The writable layer."""
+    """The writable layer, with what the file system spends on its files."""
+    open_files: int = Field(default=65_536, ge=64, le=1_048_576)
+    """Descriptors of one process; a node may allow fewer."""
 
 
 class SandboxSpec(Message):
@@ -82,6 +91,10 @@ class SandboxSpec(Message):
     idle_seconds: float | None = Field(default=None, gt=0, le=30 * 86400)
     """Ends after so long without a running foreground command and without any exec,
     file or stream activity; reading its state is not activity."""
+    idle_action: IdleAction = IdleAction.STOP
+    """Ended, or paused until the next operation."""
+    paused_ttl_seconds: float | None = Field(default=86_400, gt=0, le=365 * 86400)
+    """Ends after so long a pause; `ttl_seconds` does not count meanwhile. None: no end."""
     labels: Labels = Field(default_factory=dict)
 
 
@@ -109,6 +122,10 @@ class SandboxInfo(Message):
     reason: str | None = None
     """Why it ended, in one sentence."""
     origin: Origin | None = None
+    paused_at: float | None = None
+    """Since when it is paused; its `expires_at` is then the end of the pause."""
+    ttl_left_seconds: float | None = None
+    """While paused: what is left of its time to live, to count again after it."""
 
 
 class SandboxCreate(Request):
@@ -161,6 +178,149 @@ class SandboxExtend(Request):
 
     sandbox_id: str
     ttl_seconds: float = Field(gt=0, le=30 * 86400)
+
+
+class SandboxPause(Request):
+    """Freeze a sandbox and give its memory back. Pausing a paused one is no error.
+
+    The reply comes when it is frozen, or, with `wait_seconds`, when its memory has been
+    given back, at most so much later.
+    """
+
+    sandbox_id: str
+    wait_seconds: float = Field(default=0, ge=0, le=60)
+
+
+class SandboxResume(Request):
+    """Let a paused sandbox go on, as any operation on it does; its TTL counts again."""
+
+    sandbox_id: str
+
+
+class SandboxPhase(StrEnum):
+    """What a sandbox is doing for its trainer, which decides its share of the CPU."""
+
+    AUTO = "auto"
+    """Active while a foreground command runs, else waiting."""
+    WAITING = "waiting"
+    ACTIVE = "active"
+    SCORING = "scoring"
+    """Its result is being judged: somebody waits for it."""
+
+
+class SandboxSetPhase(Request):
+    """Say which phase a sandbox is in."""
+
+    sandbox_id: str
+    phase: SandboxPhase
+
+
+class SandboxUsage(Message):
+    """What a sandbox has used so far."""
+
+    sandbox_id: str
+    state: State
+    at: float
+    labels: Labels = Field(default_factory=dict)
+    job_id: str | None = None
+    cpu_seconds: float = 0
+    cpu_cores: float = 0
+    """Cores in use, over the last few seconds."""
+    memory_bytes: int = 0
+    """Now, page cache and shared memory included."""
+    memory_peak_bytes: int = 0
+    swap_bytes: int = 0
+    memory_limit_bytes: int = 0
+    disk_bytes: int = 0
+    disk_limit_bytes: int = 0
+    processes: int = 0
+    egress_bytes: int = 0
+    """Sent through anything but loopback."""
+    idle_seconds: float = 0
+    """Since its user last did something."""
+
+
+class SandboxUsageGet(Request):
+    """Ask what one sandbox has used. Not activity."""
+
+    sandbox_id: str
+
+
+UsageOrder = Literal["cpu", "cpu_seconds", "memory", "disk", "egress", "processes", "idle"]
+
+
+class NodeUsageGet(Request):
+    """Ask which sandboxes of a node use most."""
+
+    node: str
+    order: UsageOrder = "cpu"
+    limit: int = Field(default=100, gt=0, le=4000)
+
+
+class NodeUsage(Message):
+    """The sandboxes of a node that use most, and the sums over all of them."""
+
+    node: str
+    at: float
+    sandboxes: list[SandboxUsage]
+    count: int
+    paused: int = 0
+    cpu_cores: float = 0
+    memory_bytes: int = 0
+    swap_bytes: int = 0
+    disk_bytes: int = 0
+    egress_bytes: int = 0
+
+
+Action = Literal["pause", "resume", "stop"]
+
+
+class NodeAct(Request):
+    """Do one thing to many sandboxes of a node."""
+
+    action: Action
+    sandbox_ids: list[str] = Field(min_length=1, max_length=256)
+    reason: str = Field(default="stopped by its user", max_length=500)
+
+
+class ActOutcome(Message):
+    """What came of it for one sandbox: its record, or why not."""
+
+    sandbox_id: str
+    info: SandboxInfo | None = None
+    failure: Failure | None = None
+
+
+class NodeActed(Message):
+    """An outcome for each sandbox."""
+
+    outcomes: list[ActOutcome]
+
+
+class SandboxesAct(Request):
+    """Pause, resume or stop all live sandboxes of a job, or with certain labels.
+
+    At least one of `job_id` and `labels` must be given; both together narrow it down.
+    """
+
+    action: Action
+    job_id: str | None = None
+    labels: Labels = Field(default_factory=dict)
+    reason: str = Field(default="stopped by its user", max_length=500)
+
+    @model_validator(mode="after")
+    def _selects(self) -> SandboxesAct:
+        if self.job_id is None and not self.labels:
+            raise ValueError("say which sandboxes: give a job_id or labels")
+        return self
+
+
+class SandboxesActed(Message):
+    """How many sandboxes matched, how many were acted upon, and the first hundred failures."""
+
+    matched: int
+    done: int
+    failures: list[ActOutcome] = Field(default_factory=list[ActOutcome])
 
 
 class SandboxEvent(Message):
