@@ -184,6 +184,13 @@ class Cgroups:
         """Return the sandbox's directories in v1."""
         return [f"{path}/{sandbox_id}" for path in self._v1.values()]
 
+    def controller_dir(self, controller: str, sandbox_id: str) -> tuple[str, bool]:
+        """Return where a sandbox's group of a controller is, and whether that is a v2 group."""
+        v1 = self._v1.get(controller)
+        if v1 is None:
+            return self.v2_dir(sandbox_id), True
+        return f"{v1}/{sandbox_id}", False
+
     def create(self, sandbox_id: str, asked: Resources, qos: Qos) -> None:
         """Make a sandbox's groups and set its limits.
 
