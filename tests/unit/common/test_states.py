@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandfleet_common.scripts import SOURCES, reachable
 from sandfleet_common.states import LIVE, TERMINAL, TRANSITIONS, State, may_follow
+from sandfleet_common.store.scripts import SOURCES, reachable
 
 
 def test_every_state_is_in_the_table_and_can_be_reached() -> None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
 
-from .ids import created_ms
-from .messages import SandboxInfo
-from .states import TERMINAL, TRANSITIONS, Origin, State
+from sandfleet_common.ids import created_ms
+from sandfleet_common.messages import SandboxInfo
+from sandfleet_common.states import TERMINAL, TRANSITIONS, Origin, State
 
 ENDED_SECONDS = 3600
 """How long the record of a sandbox that has ended is kept."""
