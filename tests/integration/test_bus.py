@@ -262,7 +262,7 @@ async def test_closing_while_the_server_is_down_ends(
 async def test_no_server_is_unreachable_and_says_where(
     servers: Servers, log: Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandfleet_common.bus.connection.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("sandfleet_common.bus.link.CONNECT_SECONDS", 0.5)
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9"):
         async with Bus.connect(BusSettings(("nats://127.0.0.1:9",), "x", "y", "z"), log):
             raise AssertionError

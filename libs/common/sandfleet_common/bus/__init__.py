@@ -9,7 +9,9 @@ error travels as a `Failure` under the header `Sf-Failure` and is raised again a
 the asker. Nothing here waits without a limit.
 """
 
-from .connection import CONCURRENCY, HANDLER_SECONDS, Bus, Subscription
+from .answering import CONCURRENCY
+from .connection import HANDLER_SECONDS, Bus
+from .link import Subscription
 from .queues import Delivery
 from .settings import BusSettings, reconnect_delay
 

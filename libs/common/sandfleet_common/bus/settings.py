@@ -8,6 +8,8 @@ CONNECT_SECONDS = 10.0
 PUBLISH_SECONDS = 5.0
 RECONNECT_FIRST_SECONDS = 0.05
 RECONNECT_MOST_SECONDS = 5.0
+FINISH_SECONDS = 5.0
+"""What a closing bus gives to requests it is answering."""
 GRACE_SECONDS = 5.0
 """After a reconnection the others may still be on their way: nobody answering is no news yet."""
 
