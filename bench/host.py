@@ -1,0 +1,72 @@
+"""What the benchmarks read of the host: memory that is left, CPU time that was used."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_QUIET_BYTES = 2 * 1024**2
+_LOOKS = 20
+
+
+def available_bytes() -> int:
+    """Return MemAvailable."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemAvailable")
+
+
+def settled_available_bytes() -> int:
+    """Return MemAvailable once it stands still from one second to the next, or after 20 s."""
+    os.sync()
+    before = available_bytes()
+    for _ in range(_LOOKS):
+        time.sleep(1)
+        now = available_bytes()
+        if abs(now - before) < _QUIET_BYTES:
+            return now
+        before = now
+    return before
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def processes() -> dict[int, tuple[int, float]]:
+    """Return parent and CPU seconds of every process."""
+    found: dict[int, tuple[int, float]] = {}
+    for pid in _pids():
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue  # it has ended meanwhile
+        fields = text[text.rindex(")") + 2 :].split()
+        found[pid] = (int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS)
+    return found
+
+
+def process_of(*words: str) -> int:
+    """Return the process whose command line holds all `words`.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    for pid in _pids():
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if pid != os.getpid() and all(word in line for word in words):
+            return pid
+    raise RuntimeError(f"no process has {' '.join(words)} in its command line")
+
+
+def cpu_seconds(pids: Iterable[int], seen: dict[int, tuple[int, float]]) -> float:
+    """Return the CPU seconds of some processes and of their direct children in `seen`."""
+    wanted = set(pids)
+    return sum(cpu for pid, (parent, cpu) in seen.items() if pid in wanted or parent in wanted)
