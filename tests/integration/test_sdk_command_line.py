@@ -9,26 +9,18 @@ import pty
 import signal
 import sys
 import termios
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from sdk_peer import Peer, serving
+from sdk_peer import Peer
 from sdk_ways import trainer_address
-from servers import Connect, Servers
+from servers import Servers
 
 from sandfleet_common import messages as m
 from sandfleet_common.states import Origin, State
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
-
-
-@pytest_asyncio.fixture
-async def peer(connect: Connect, tmp_path: Path) -> AsyncGenerator[Peer]:
-    async with serving(await connect("node"), await connect("scheduler"), tmp_path) as peer:
-        yield peer
 
 
 @dataclass(frozen=True, slots=True)

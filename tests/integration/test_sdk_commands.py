@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from sdk_peer import Peer, serving
-from sdk_ways import gateway, trainer_address
-from servers import Connect, Servers
+from sdk_peer import Peer
+from servers import Servers
 
 from sandfleet import (
     AsyncClient,
@@ -31,38 +28,6 @@ from sandfleet_common import subjects as s
 from sandfleet_common.states import Origin
 
 pytestmark = pytest.mark.integration
-
-
-@pytest_asyncio.fixture
-async def peer(connect: Connect, tmp_path: Path) -> AsyncGenerator[Peer]:
-    async with serving(await connect("node"), await connect("scheduler"), tmp_path) as peer:
-        yield peer
-
-
-@pytest.fixture(scope="module")
-def gateway_address(
-    running_servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[str]:
-    with gateway(running_servers, tmp_path_factory.mktemp("gateway") / "log") as address:
-        yield address
-
-
-@pytest_asyncio.fixture(params=["nats", "gateway"])
-async def client(
-    servers: Servers, peer: Peer, request: pytest.FixtureRequest
-) -> AsyncGenerator[AsyncClient]:
-    """Return a client of either way: every promise holds for both."""
-    if request.param == "nats":
-        client = AsyncClient.connect(nats=trainer_address(servers))
-    else:
-        client = AsyncClient.connect(url=request.getfixturevalue("gateway_address"))
-    async with client:
-        yield client
-
-
-@pytest_asyncio.fixture
-async def sandbox(client: AsyncClient) -> AsyncSandbox:
-    return await client.create()
 
 
 @pytest.fixture
