@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -23,11 +24,35 @@ from .lifecycle import Health
 FAST_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
+class Distribution:
+    """How many of some things are how large at this moment, as cumulative buckets.
+
+    What `histogram_quantile` reads, without `rate`: unlike a histogram's, these counts fall, too.
+    """
+
+    def __init__(self, gauge: Gauge, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(sorted(bounds))
+        self._buckets = [gauge.labels(str(float(b))) for b in self._bounds]
+        self._buckets.append(gauge.labels("+Inf"))
+
+    def set(self, values: Iterable[float]) -> None:
+        """Replace what was counted before."""
+        counts = [0] * len(self._buckets)
+        for value in values:
+            counts[bisect_left(self._bounds, value)] += 1
+        total = 0
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            total += count
+            bucket.set(total)
+
+
 class Metrics:
     """The metrics of one service, in a registry of its own."""
 
     def __init__(self, service: str) -> None:
         self.registry = CollectorRegistry()
+        self.on_page: list[Callable[[], None]] = []
+        """Called before a page is made, to bring up to date what is not counted as it happens."""
         self._prefix = f"sandfleet_{service}_"
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -48,8 +73,14 @@ class Metrics:
             buckets=FAST_SECONDS,
         )
 
+    def distribution(self, name: str, text: str, bounds: Sequence[float]) -> Distribution:
+        """Declare how some things are distributed now; its name gets `_bucket`."""
+        return Distribution(self.gauge(f"{name}_bucket", text, "le"), bounds)
+
     def page(self) -> bytes:
         """Return all metrics in the exposition format."""
+        for hear in self.on_page:
+            hear()
         return generate_latest(self.registry)
 
 

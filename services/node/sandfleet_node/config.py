@@ -66,6 +66,8 @@ class NodeSettings(ServiceSettings):
     ended_kept: int = Field(default=20_000, gt=0)
     """How many ends are remembered at most."""
 
+    usage_seconds: float = Field(default=60, gt=0)
+    """Every sandbox's use of CPU and memory is looked at so often, when nobody asks."""
     heartbeat_seconds: float = Field(default=1.0, gt=0, le=5)
     stop_sandboxes_on_exit: bool = False
     """End all sandboxes and the launcher when the service is told to stop. Otherwise they

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from sandfleet_common.messages import GIB, MIB
 from sandfleet_common.metrics import Metrics
+
+_MEMORY_BOUNDS = (MIB, 2 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB, 4 * GIB, 16 * GIB)
+_CORES_BOUNDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 16)
+_IDLE_BOUNDS = (1, 10, 60, 300, 900, 3600, 14_400)
 
 
 class NodeMetrics(Metrics):
@@ -29,3 +34,23 @@ class NodeMetrics(Metrics):
         self.requested_cpu = self.gauge("requested_cpu_cores", "Cores promised to sandboxes")
         self.capacity_memory = self.gauge("capacity_memory_bytes", "Memory that may be promised")
         self.capacity_cpu = self.gauge("capacity_cpu_cores", "Cores that may be promised")
+        self._declare_usage()
+
+    def _declare_usage(self) -> None:
+        """Declare sums and distributions; never a series for a sandbox."""
+        self.sandboxes_by_qos = self.gauge("sandboxes_by_qos", "Live sandboxes, by class", "qos")
+        self.used_cpu = self.counter("used_cpu_seconds", "CPU time of all sandboxes ever")
+        self.used_memory = self.gauge("used_memory_bytes", "Memory of all sandboxes")
+        self.used_swap = self.gauge("used_swap_bytes", "Swap of all sandboxes")
+        self.used_disk = self.gauge("used_disk_bytes", "Writable layers of all sandboxes")
+        self.processes = self.gauge("processes", "Processes and threads of all sandboxes")
+        self.egress = self.counter("egress_bytes", "Sent by sandboxes, loopback aside")
+        self.each_memory = self.distribution(
+            "each_memory_bytes", "Sandboxes by the memory they hold", _MEMORY_BOUNDS
+        )
+        self.each_cpu = self.distribution(
+            "each_cpu_cores", "Sandboxes by the cores they use", _CORES_BOUNDS
+        )
+        self.each_idle = self.distribution(
+            "each_idle_seconds", "Sandboxes by how long they have been idle", _IDLE_BOUNDS
+        )

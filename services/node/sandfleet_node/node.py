@@ -40,6 +40,7 @@ from .sandbox import Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
 from .tombstones import Tombstones
 from .uids import IdRanges
+from .usage import Usage
 from .watches import Watches
 
 _SWEEP_SECONDS = 5.0
@@ -93,6 +94,10 @@ class Node:
             pool, tasks, log,
         )  # fmt: skip
         self.ending.on_end += [self._close_streams, self.watches.forget, self.files.forget]
+        self.usage = Usage(
+            settings.name, settings.usage_seconds, self.sandboxes, self.cgroups, pool, metrics
+        )
+        self.ending.on_end.append(self.usage.on_end)
         keeping = Keeping(settings.commands_kept, settings.output_kept_bytes)
         hearers = Hearers(on_closed=self.ending.on_closed, on_watch=self._on_watch)
         workshop = Workshop(settings.name, self.places, self.cgroups, keeping, hearers, log)
@@ -143,6 +148,7 @@ class Node:
         self.tasks.start(self.janitor.run(), "janitor", critical=True)
         self.tasks.start(self._end_in_time(), "dates", critical=True)
         self.tasks.start(self._sweep(), "sweep", critical=True)
+        self.tasks.start(self.usage.run(), "usage", critical=True)
         self.tasks.start(self._reconcile(), "reconcile")
 
     def _close(self) -> None:

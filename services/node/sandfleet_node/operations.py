@@ -39,6 +39,7 @@ class Operations:
         return [
             (s.STOP, self.stop),
             (s.EXTEND, self.extend),
+            (s.USAGE, self._node.usage.one),
             (s.EXEC_START, self.exec_start),
             (s.EXEC_WAIT, self.exec_wait),
             (s.EXEC_SIGNAL, self.exec_signal),

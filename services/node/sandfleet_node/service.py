@@ -15,7 +15,7 @@ from sandfleet_common.lifecycle import Health
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import NodeDrain, Ok
 from sandfleet_common.store import Store
-from sandfleet_common.subjects import NODE_CREATE, NODE_DRAIN, Subject, io_subject
+from sandfleet_common.subjects import NODE_CREATE, NODE_DRAIN, NODE_USAGE, Subject, io_subject
 
 from .config import NodeSettings
 from .metrics import NodeMetrics
@@ -123,6 +123,7 @@ class NodeService:
         name = self._settings.name
         await self._serve(NODE_CREATE, node.creation.create, within=_CREATE_SECONDS)
         await self._serve(NODE_DRAIN, partial(self._drain_node, node))
+        await self._serve(NODE_USAGE, node.usage.top)
         for subject, handler in Operations(node).table():
             await self._serve(subject, handler)
         wildcard = io_subject(name, "x").removesuffix("x") + "*"
