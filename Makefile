@@ -6,7 +6,7 @@ export SANDFLEET_STATE_DIR ?= $(CURDIR)/.sandfleet
 PYTHON_PATHS := libs services tests examples bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install native base-layer up down demo test test-all fuzz check fmt clean
+.PHONY: help install native base-layer up down demo test test-all fuzz check fmt soak clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z%<>-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,10 @@ fmt: install ## format everything
 	@if command -v clang-format >/dev/null; then $(MAKE) -C native format && $(MAKE) -C native/bpf format; \
 	 else echo "clang-format is not installed; C left as it is"; fi
 
-bench-%: ## make bench-create, make bench-exec: compare with runc and docker
+soak: install ## ten minutes of life with a node killed every minute; prints what is left
+	@$(BIN)/python bench/soak.py
+
+bench-%: ## make bench-create, -exec, -density, -function, -pause, -qos: with their peers
 	@scripts/install.sh --bench
 	@$(BIN)/python bench/$*.py
 
