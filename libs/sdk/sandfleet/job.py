@@ -19,6 +19,7 @@ from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.errors import BadRequest, NotFound, SandfleetError, TimedOut, Unavailable
 
+from .acting import act
 from .calls import CALL_SECONDS, call, submit
 from .connection import Connection
 from .sandbox import CLEANUP_SECONDS, AsyncSandbox
@@ -146,6 +147,14 @@ class AsyncJob:
         body = m.JobCancel.of(job_id=self.id)
         self._info = await call(self._connection.transport, s.JOB_CANCEL, body)
         return self._info
+
+    async def pause(self) -> m.SandboxesActed:
+        """Pause all its sandboxes that live; say how many did and which did not."""
+        return await act(self._connection.transport, "pause", job_id=self.id)
+
+    async def resume(self) -> m.SandboxesActed:
+        """Let all its paused sandboxes go on."""
+        return await act(self._connection.transport, "resume", job_id=self.id)
 
     async def __aenter__(self) -> Self:
         try:

@@ -20,6 +20,7 @@ from .calls import CALL_SECONDS, call
 from .command import HOLD_SECONDS, AsyncCommand
 from .connection import Connection
 from .files import AsyncFiles
+from .phase import AsyncPhase
 from .results import Result, result_of
 
 SHELL = ("/bin/sh", "-c")
@@ -216,6 +217,59 @@ class AsyncSandbox:
         body = m.SandboxExtend.of(sandbox_id=self.id, ttl_seconds=ttl)
         self._info = await call(self._connection.transport, s.EXTEND, body)
         return self._info
+
+    async def pause(self, *, wait: float = 0) -> m.SandboxInfo:
+        """Freeze it and give its memory back; processes, files and terminals stay as they are.
+
+            await sandbox.pause()           # returns once it is frozen
+            await sandbox.pause(wait=10)    # returns once its memory has been given back
+
+        Any operation resumes it, asking about it does not. Its time to live does not
+        count meanwhile, `paused_ttl_seconds` does. Pausing a paused one is no error.
+        `wait` is how many seconds to wait for its memory at most, up to 60.
+
+        Raises:
+            SandboxGone, NodeLost: it has ended.
+        """
+        body = m.SandboxPause.of(sandbox_id=self.id, wait_seconds=wait)
+        self._info = await call(
+            self._connection.transport, s.PAUSE, body, within=CALL_SECONDS + wait, held=wait
+        )
+        return self._info
+
+    async def resume(self) -> m.SandboxInfo:
+        """Let it go on, as any operation does. Resuming one that runs is no error."""
+        body = m.SandboxResume(sandbox_id=self.id)
+        self._info = await call(self._connection.transport, s.RESUME, body)
+        return self._info
+
+    async def set_phase(self, phase: m.SandboxPhase | str) -> None:
+        """Say what it is doing, which decides its share of the CPU where that is scarce.
+
+        "waiting", "active", "scoring", or "auto": active while a command runs.
+        """
+        body = m.SandboxSetPhase.of(sandbox_id=self.id, phase=phase)
+        await call(self._connection.transport, s.SET_PHASE, body)
+
+    def scoring(self) -> AsyncPhase:
+        """Return a block in which its result is judged: it goes first, somebody waits for it.
+
+        async with sandbox.scoring():
+            result = await sandbox.run("pytest -q")
+        """
+        return AsyncPhase(self._connection, self.id, m.SandboxPhase.SCORING)
+
+    async def usage(self) -> m.SandboxUsage:
+        """Return what it has used so far: CPU, memory, disk, network.
+
+        Asking is no activity and resumes nothing. For a while it can be asked after its
+        end, too.
+
+        Raises:
+            SandboxGone: it ended, and what it used is not known any more.
+        """
+        body = m.SandboxUsageGet(sandbox_id=self.id)
+        return await call(self._connection.transport, s.USAGE, body)
 
     async def stop(self, *, reason: str | None = None) -> m.SandboxInfo:
         """End it. Ending one that has ended already is no error."""

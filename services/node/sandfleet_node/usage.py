@@ -6,10 +6,9 @@ Nothing here is activity of a sandbox, and a paused one stays paused.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -20,8 +19,8 @@ from sandfleet_common.messages import (
     Qos,
     SandboxUsage,
     SandboxUsageGet,
-    UsageOrder,
 )
+from sandfleet_common.ranking import most
 from sandfleet_common.states import State
 
 from .cgroups import Cgroups
@@ -76,23 +75,6 @@ def _with_peak(seen: Counters, peak: int) -> Counters:
         seen.cpu_seconds, seen.memory_bytes, peak,
         seen.swap_bytes, seen.processes, seen.egress_bytes,
     )  # fmt: skip
-
-
-_KEYS: dict[UsageOrder, Callable[[SandboxUsage], float]] = {
-    "cpu": lambda u: u.cpu_cores,
-    "cpu_seconds": lambda u: u.cpu_seconds,
-    "memory": lambda u: u.memory_bytes,
-    "disk": lambda u: u.disk_bytes,
-    "egress": lambda u: u.egress_bytes,
-    "processes": lambda u: u.processes,
-    "idle": lambda u: u.idle_seconds,
-}
-
-
-def most(found: Iterable[SandboxUsage], order: UsageOrder, limit: int) -> list[SandboxUsage]:
-    """Return the `limit` sandboxes that use most, the most first; equals by id."""
-    key = _KEYS[order]
-    return heapq.nsmallest(limit, found, key=lambda u: (-key(u), u.sandbox_id))
 
 
 class Usage:
@@ -293,6 +275,3 @@ class Usage:
 def idle_seconds(sandbox: Sandbox, now: float) -> float:
     """Return since when a sandbox's user has done nothing; 0 while a command runs for them."""
     return 0.0 if sandbox.commands.foreground > 0 else max(0.0, now - sandbox.active_at)
-
-
-__all__ = ["Track", "Usage", "idle_seconds", "most"]

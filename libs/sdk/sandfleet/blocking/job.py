@@ -83,6 +83,14 @@ class Job(Facade[AsyncJob]):
         """Stop placing it, and end its sandboxes."""
         return PORTAL.run(self._inner.cancel())
 
+    def pause(self) -> m.SandboxesActed:
+        """Pause all its sandboxes that live; say how many did and which did not."""
+        return PORTAL.run(self._inner.pause())
+
+    def resume(self) -> m.SandboxesActed:
+        """Let all its paused sandboxes go on."""
+        return PORTAL.run(self._inner.resume())
+
     def __enter__(self) -> Self:
         PORTAL.run(self._inner.__aenter__())
         return self

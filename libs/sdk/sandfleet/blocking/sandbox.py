@@ -12,6 +12,7 @@ from sandfleet_common import messages as m
 
 from .command import Command
 from .files import Files
+from .phase import Phase
 from .portal import PORTAL, Facade
 
 
@@ -172,6 +173,51 @@ class Sandbox(Facade[AsyncSandbox]):
     def extend(self, ttl: float) -> m.SandboxInfo:
         """Let it live `ttl` seconds from now."""
         return PORTAL.run(self._inner.extend(ttl))
+
+    def pause(self, *, wait: float = 0) -> m.SandboxInfo:
+        """Freeze it and give its memory back; processes, files and terminals stay as they are.
+
+            sandbox.pause()           # returns once it is frozen
+            sandbox.pause(wait=10)    # returns once its memory has been given back
+
+        Any operation resumes it, asking about it does not. Its time to live does not
+        count meanwhile, `paused_ttl_seconds` does. Pausing a paused one is no error.
+        `wait` is how many seconds to wait for its memory at most, up to 60.
+
+        Raises:
+            SandboxGone, NodeLost: it has ended.
+        """
+        return PORTAL.run(self._inner.pause(wait=wait))
+
+    def resume(self) -> m.SandboxInfo:
+        """Let it go on, as any operation does. Resuming one that runs is no error."""
+        return PORTAL.run(self._inner.resume())
+
+    def set_phase(self, phase: m.SandboxPhase | str) -> None:
+        """Say what it is doing, which decides its share of the CPU where that is scarce.
+
+        "waiting", "active", "scoring", or "auto": active while a command runs.
+        """
+        PORTAL.run(self._inner.set_phase(phase))
+
+    def scoring(self) -> Phase:
+        """Return a block in which its result is judged: it goes first, somebody waits for it.
+
+        with sandbox.scoring():
+            result = sandbox.run("pytest -q")
+        """
+        return Phase.wrap(self._inner.scoring())
+
+    def usage(self) -> m.SandboxUsage:
+        """Return what it has used so far: CPU, memory, disk, network.
+
+        Asking is no activity and resumes nothing. For a while it can be asked after its
+        end, too.
+
+        Raises:
+            SandboxGone: it ended, and what it used is not known any more.
+        """
+        return PORTAL.run(self._inner.usage())
 
     def stop(self, *, reason: str | None = None) -> m.SandboxInfo:
         """End it. Ending one that has ended already is no error."""
