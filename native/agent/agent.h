@@ -17,15 +17,15 @@ enum {
 	SEGMENTS_MAX = 4096, /* changes between stdout and stderr in the output kept */
 	GROUPS_MAX = 64,
 	MESSAGE_SIZE = 256,
-	LEFTOVERS_MAX = 128,	/* pipes of commands that are over, see leftovers.c */
-	SETTLED_MAX = 128, /* changes to files remembered, see settled.c */
+	LEFTOVERS_MAX = 128, /* pipes of commands that are over, see leftovers.c */
+	SETTLED_MAX = 128,   /* changes to files remembered, see settled.c */
 };
 
 struct agent_options {
 	int channel;
-	int cgroup;	      /* the sandbox's v2 directory, or -1 */
-	int ready;	      /* a byte goes here when the agent serves, or -1 */
-	bool has_lowered_oom; /* commands must raise their score again */
+	int cgroup;	/* the sandbox's v2 directory, or -1 */
+	int ready;	/* a byte goes here when the agent serves, or -1 */
+	uint64_t fsize; /* bytes of the largest file that a command may write, 0: any */
 };
 
 /* Who acts: a user of the sandbox with all its groups. */

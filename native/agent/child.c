@@ -49,30 +49,33 @@ static int become(const struct identity *identity)
 }
 
 /*
- * The agent's own score is the lowest there is and has been inherited. The file belongs to the
- * host's root as long as this process may not be dumped. For the moment in which it may, a
- * process of the same user could reach into it, and would find only what it has itself: no
- * descriptors, the same rights, clone3 hidden, and none of the launcher's memory.
+ * When memory runs out a command goes before the agent, however small it is: half of the memory
+ * there is counts as its own beside what it uses. It may take that back, but not go below the
+ * agent. The file belongs to the host's root as long as this process may not be dumped. For the
+ * moment in which it may, a process of the same user could reach into it, and would find only what
+ * it has itself: no descriptors, the same rights, clone3 hidden, and none of the launcher's memory.
  */
 static void raise_oom_score(void)
 {
 	prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
 	int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 
-	if (fd >= 0 && write(fd, "0", 1) != 1)
-		errno = 0; /* it stays protected; nothing more can be done here */
+	if (fd >= 0 && write(fd, "500", 3) != 3)
+		errno = 0; /* it is higher already; nothing more can be done here */
 	close_and_forget(&fd);
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 }
 
-static void limit_files(void)
+static void limit_files(const struct launch *l)
 {
-	struct rlimit files;
+	struct rlimit files, size = { l->fsize, l->fsize };
 
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
 		files.rlim_cur = MIN(files.rlim_max, (rlim_t)SOFT_NOFILE);
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
+	if (l->fsize > 0)
+		setrlimit(RLIMIT_FSIZE, &size);
 }
 
 static int enter_cwd(const struct launch *l)
@@ -162,7 +165,7 @@ void child_run(struct launch *l)
 	status = become(&l->identity);
 	if (status < 0)
 		give_up(l->status, CHILD_USER, -status);
-	limit_files();
+	limit_files(l);
 	umask(022);
 	status = enter_cwd(l);
 	if (status < 0)
@@ -170,7 +173,6 @@ void child_run(struct launch *l)
 	/* Where the agent runs without a filter of its own, as under another runtime, the command
 	 * may lack the right to add one, and goes without. */
 	seccomp_hide_clone3();
-	if (l->must_raise_oom)
-		raise_oom_score();
+	raise_oom_score();
 	give_up(l->status, CHILD_PROGRAM, run_from_path(l));
 }

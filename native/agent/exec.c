@@ -253,7 +253,7 @@ void serve_exec(struct agent *a, const struct sf_frame *head, const uint8_t *pay
 {
 	struct process *p = process_find(a, head->id);
 	struct launch launch = { .is_terminal = head->flags & SF_FLAG_PTY,
-				 .must_raise_oom = a->options.has_lowered_oom };
+				 .fsize = a->options.fsize };
 
 	if (p != NULL) {
 		process_repeat(a, p);

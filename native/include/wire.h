@@ -190,11 +190,17 @@ struct sf_process {
  * op= and seq=, the answer repeats seq= and says ok=1, or ok=0 with errno=,
  * step= and message=. Keys and values are:
  *
- *   op=hello                      -> version= pid= sandboxes=N, then N packets "event=sandbox id= pid=" each with the channel
+ *   op=hello                      -> version= pid= sandboxes=N prepared=UID+IDS,UID+IDS... , then N packets "event=sandbox id= pid=" each with the channel
  *   op=layer digest= path= fs=erofs|dir   mounts the image read-only (file-backed where the kernel can, else through a loop device)
  *   op=unlayer digest=            fails with EBUSY while a live sandbox uses it
+ *   op=prepare uid= ids=          makes the user namespace of a range and, for its next sandbox, network (loopback
+ *                                 up), ipc and uts namespaces owned by it; create with the same range uses them, once,
+ *                                 whatever becomes of it. Prepared already: changes nothing. ENOSPC above 1024
+ *   op=unprepare uid= ids=        drops them again; not prepared is as good
  *   op=create id= uid= ids= lower=DIGEST... (top first) upper= work= hostname= cgroup2=DIR cgroup=DIR...
- *                                 [nofile=] -> pid=, with the node's end of the channel
+ *                                 [nofile=] [fsize=] -> pid=, with the node's end of the channel
+ *                                 nofile is how many files a process may open, fsize the bytes of the largest file
+ *                                 that a command may write
  *                                 uid is the host id of the sandbox's root, ids the length of its range;
  *                                 cgroup2 is the sandbox's directory in the v2 hierarchy (handed to the
  *                                 sandbox's root; the agent makes one child per command there, so that a

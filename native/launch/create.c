@@ -59,21 +59,43 @@ static int read_lowers(struct launcher *l, const struct message *message, struct
 	return 0;
 }
 
+int read_range(const struct message *message, unsigned long *base, unsigned long *count,
+	       struct failure *failure)
+{
+	/* Host ids from 1: a range that holds the host's root is never meant. */
+	if (message_number(message, "uid", 1, UINT32_MAX - 65536ul, base) ||
+	    message_number(message, "ids", 1, 65536ul * 16, count) || *base + *count > UINT32_MAX)
+		return fail(failure, EINVAL, "request", "uid= and ids= do not make a range of ids");
+	return 0;
+}
+
+static int read_limits(const struct message *message, struct plan *plan, struct failure *failure)
+{
+	plan->nofile = 65536;
+	plan->fsize = 0;
+	if (message_get(message, "nofile") != NULL &&
+	    message_number(message, "nofile", 64, 1048576, &plan->nofile))
+		return fail(failure, EINVAL, "request", "nofile= is from 64 to 1048576");
+	if (message_get(message, "fsize") != NULL &&
+	    message_number(message, "fsize", 1, INT64_MAX, &plan->fsize))
+		return fail(failure, EINVAL, "request", "fsize= is a number of bytes above 0");
+	return 0;
+}
+
 static int read_plan(struct launcher *l, const struct message *message, struct plan *plan,
 		     struct failure *failure)
 {
-	unsigned long uid, ids;
 	const char *cgroup = NULL;
+	int status;
 
 	plan->hostname = message_get(message, "hostname");
 	plan->upper = message_get(message, "upper");
 	plan->work = message_get(message, "work");
 	plan->cgroup2 = message_get(message, "cgroup2");
-	plan->nofile = 65536;
 	plan->cgroup = -1;
-	if (message_get(message, "nofile") != NULL &&
-	    message_number(message, "nofile", 64, 1048576, &plan->nofile))
-		return fail(failure, EINVAL, "request", "nofile= is from 64 to 1048576");
+	status = read_limits(message, plan, failure);
+	if (status < 0)
+		return status;
 	if (plan->hostname == NULL || strlen(plan->hostname) > 64 || plan->upper == NULL ||
 	    plan->work == NULL || plan->upper[0] != '/' || plan->work[0] != '/')
 		return fail(failure, EINVAL, "request",
@@ -83,16 +105,25 @@ static int read_plan(struct launcher *l, const struct message *message, struct p
 			return fail(failure, E2BIG, "request", "at most %d cgroups", CGROUPS_MAX);
 		plan->cgroups[plan->cgroup_count++] = cgroup;
 	}
-	/* Host ids from 1: a range that holds the host's root is never meant. */
-	if (message_number(message, "uid", 1, UINT32_MAX - 65536ul, &uid) ||
-	    message_number(message, "ids", 1, 65536ul * 16, &ids) || uid + ids > UINT32_MAX)
-		return fail(failure, EINVAL, "request", "uid= and ids= do not make a range of ids");
-	plan->uid = (uid_t)uid;
-	plan->userns = userns_get(l, uid, ids);
-	if (plan->userns < 0)
-		return fail(failure, -plan->userns, "userns", "cannot make a user namespace: %s",
-			    strerror(-plan->userns));
 	return read_lowers(l, message, plan, failure);
+}
+
+/* The last thing before a sandbox is on record: what is prepared for its range serves it alone,
+ * whatever becomes of it. */
+static int claim_range(struct launcher *l, const struct message *message, struct plan *plan,
+		       struct userns **range, struct failure *failure)
+{
+	unsigned long base, count;
+	int status = read_range(message, &base, &count, failure);
+
+	if (status < 0)
+		return status;
+	status = userns_get(l, base, count, range);
+	if (status < 0)
+		return fail(failure, -status, "userns", "cannot make a user namespace: %s",
+			    strerror(-status));
+	plan->uid = (uid_t)base;
+	return 0;
 }
 
 /* Gives up a sandbox's hold on layers and descriptors; its record stays. */
@@ -215,8 +246,28 @@ static int start_child(struct launcher *l, struct sandbox *sandbox, struct plan 
 	return source_add(l->epoll, &sandbox->child, pidfd, EPOLLIN);
 }
 
+/* Puts a duplicate into the slot; returns its number there, and notes the first failure. */
+static int slot_put(int slot, int which, int fd, int *status)
+{
+	if (dup3(fd, slot_fd(slot, which), O_CLOEXEC) < 0 && *status == 0)
+		*status = -errno;
+	return slot_fd(slot, which);
+}
+
+static void slot_put_range(struct launcher *l, int slot, struct plan *plan, struct userns *range,
+			   int *status)
+{
+	plan->userns = slot_put(slot, SLOT_USERNS, range->fd, status);
+	for (int i = 0; i < SPACES; i++)
+		plan->spaces[i] = userns_is_prepared(range)
+				      ? slot_put(slot, SLOT_SPACES + i, range->spaces[i], status)
+				      : -1;
+	userns_unprepare(l, range); /* the slot has them now */
+}
+
 /* Makes the channel and the progress pipe and puts the child's ends into the slot. */
-static int fill_slot(struct launcher *l, struct sandbox *sandbox, struct plan *plan)
+static int fill_slot(struct launcher *l, struct sandbox *sandbox, struct plan *plan,
+		     struct userns *range)
 {
 	int pair[2], pipes[2], slot = sandbox->slot, status = 0;
 
@@ -230,22 +281,18 @@ static int fill_slot(struct launcher *l, struct sandbox *sandbox, struct plan *p
 	}
 	sandbox->progress.ready = on_progress;
 	status = source_add(l->epoll, &sandbox->progress, pipes[0], EPOLLIN);
-	int from[] = { pair[1], pipes[1], plan->userns };
-	int *to[] = { &plan->channel, &plan->status, &plan->userns };
-
-	for (int which = 0; which < 3; which++) {
-		*to[which] = slot_fd(slot, which);
-		if (dup3(from[which], *to[which], O_CLOEXEC) < 0 && status == 0)
-			status = -errno;
-	}
+	plan->channel = slot_put(slot, SLOT_CHANNEL, pair[1], &status);
+	plan->status = slot_put(slot, SLOT_STATUS, pipes[1], &status);
+	slot_put_range(l, slot, plan, range, &status);
 	close(pair[1]);
 	close(pipes[1]);
 	return status;
 }
 
-static int begin(struct launcher *l, struct sandbox *sandbox, struct plan *plan)
+static int begin(struct launcher *l, struct sandbox *sandbox, struct plan *plan,
+		 struct userns *range)
 {
-	int status = fill_slot(l, sandbox, plan);
+	int status = fill_slot(l, sandbox, plan, range);
 
 	if (status == 0)
 		status = start_child(l, sandbox, plan);
@@ -258,6 +305,7 @@ int sandbox_create(struct launcher *l, const struct message *message, struct fai
 {
 	const char *id = message_get(message, "id"), *seq = message_get(message, "seq");
 	struct plan plan = { .packet = l->packet };
+	struct userns *range;
 	int status;
 
 	if (id == NULL || id[0] == '\0' || strlen(id) >= ID_SIZE)
@@ -266,6 +314,8 @@ int sandbox_create(struct launcher *l, const struct message *message, struct fai
 	if (registry_find(l, id) != NULL)
 		return fail(failure, EEXIST, "request", "there is a sandbox with this id");
 	status = read_plan(l, message, &plan, failure);
+	if (status == 0)
+		status = claim_range(l, message, &plan, &range, failure);
 	if (status < 0)
 		return status;
 	struct sandbox *sandbox = registry_add(l, id);
@@ -278,7 +328,7 @@ int sandbox_create(struct launcher *l, const struct message *message, struct fai
 	sandbox->connection = l->connection;
 	sandbox->deadline_ms = now_ms() + SETUP_SECONDS * 1000;
 	sandbox->slot = slot_take(l);
-	status = begin(l, sandbox, &plan);
+	status = begin(l, sandbox, &plan, range);
 	if (status < 0) {
 		*failure = plan.failure;
 		slot_give_back(l, sandbox->slot);

@@ -5,6 +5,7 @@
 #include "common/base.h"
 #include "common/loop.h"
 #include "launch/messages.h"
+#include "launch/spaces.h"
 
 #include <sys/types.h>
 
@@ -18,19 +19,22 @@ enum {
 	DIGEST_SIZE = 160,
 	SEQ_SIZE = 32,
 	USERNS_MAX = 4096, /* user namespaces kept for the next use of their range */
-	SETUPS_MAX = 32,   /* sandboxes being set up at once */
+	USERNS_BUCKETS = 1024,
+	PREPARED_MAX = 1024, /* ranges prepared at once */
+	SETUPS_MAX = 32,     /* sandboxes being set up at once */
 	SETUP_SECONDS = 30,
 	QUIT_SECONDS = 20,
 };
 
-/* While a sandbox is set up, its three descriptors stand at fixed low numbers, so that the child
+/* While a sandbox is set up, its descriptors stand at fixed low numbers, so that the child
  * can leave everything above them behind in one call, however many sandboxes there are. */
 enum {
 	SLOT_FIRST = 8,
 	SLOT_CHANNEL = 0,
 	SLOT_STATUS = 1,
 	SLOT_USERNS = 2,
-	SLOT_SIZE = 4,
+	SLOT_SPACES = 3, /* when they are prepared */
+	SLOT_SIZE = SLOT_SPACES + SPACES,
 	SLOT_END = SLOT_FIRST + SETUPS_MAX * SLOT_SIZE,
 };
 
@@ -69,7 +73,9 @@ struct sandbox {
 struct userns {
 	unsigned long base, count;
 	int fd;
-	uint64_t used; /* a counter of uses, for choosing what to forget */
+	int spaces[SPACES]; /* prepared for the range's next sandbox, or -1 all */
+	uint32_t next;	    /* in its bucket; index + 1, 0 ends */
+	uint64_t used;	    /* a counter of uses, for choosing what to forget */
 };
 
 struct letter {
@@ -105,7 +111,8 @@ struct launcher {
 	struct layer layers[LAYERS_MAX];
 	unsigned int layer_top;
 	struct userns userns[USERNS_MAX];
-	unsigned int userns_count;
+	uint32_t userns_buckets[USERNS_BUCKETS];
+	unsigned int userns_count, userns_hand, prepared_count;
 	uint64_t userns_uses;
 };
 
@@ -129,6 +136,8 @@ struct sandbox *registry_add(struct launcher *l, const char *id);
 void registry_remove(struct launcher *l, struct sandbox *sandbox);
 
 /* create.c */
+int read_range(const struct message *message, unsigned long *base, unsigned long *count,
+	       struct failure *failure);
 int sandbox_create(struct launcher *l, const struct message *message, struct failure *failure);
 void setups_expire(struct launcher *l, int64_t now);
 void sandbox_tell(struct launcher *l, const struct sandbox *sandbox);
@@ -144,7 +153,11 @@ void layers_unmount(struct launcher *l);
 void stage_own_mounts(void);
 void stage_make(int run_dir);
 
-/* userns.c: a descriptor that the cache owns, or a negative errno. */
-int userns_get(struct launcher *l, unsigned long base, unsigned long count);
+/* userns.c: what is found belongs to the cache, and may be gone after the next userns_get. */
+int userns_get(struct launcher *l, unsigned long base, unsigned long count, struct userns **found);
+struct userns *userns_find(struct launcher *l, unsigned long base, unsigned long count);
+bool userns_is_prepared(const struct userns *known);
+int userns_prepare(struct launcher *l, struct userns *known);
+void userns_unprepare(struct launcher *l, struct userns *known);
 
 #endif

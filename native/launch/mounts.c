@@ -81,10 +81,9 @@ static int place_dev_mounts(struct plan *plan)
 	snprintf(uid, sizeof(uid), "%u", plan->uid);
 	snprintf(tty, sizeof(tty), "%u", plan->uid + 5); /* the group tty of Debian and others */
 	const struct setting pts[] = {
-		{ "newinstance", NULL },
-		{ "ptmxmode", "0666" },
-		{ "mode", "0620" },
-		{ "gid", tty },
+		{ "newinstance", NULL }, { "ptmxmode", "0666" }, { "mode", "0620" },
+		{ "gid", tty },		 { "max", "512" }, /* the host's own number of terminals is
+							      shared by all */
 	};
 	const struct setting shm[] = {
 		{ "size", "64m" }, { "nr_inodes", "16384" }, { "mode", "1777" },

@@ -7,22 +7,22 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/keyctl.h>
-#include <net/if.h>
 #include <sched.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 
-/* The agent goes last when the sandbox runs out of memory, where the host allows that. A command
- * starts with the score at 0 again (agent/child.c). */
-static bool lower_oom_score(void)
+/* What protects the launcher from the end of memory must not protect its sandboxes: whoever may
+ * lower a score once may do so always, and so may all descendants. So the agent's own score is not
+ * lowered either; its commands raise theirs (agent/child.c). Where this may not be written the
+ * score is no lower than that already. */
+static void reset_oom_score(void)
 {
 	AUTO_CLOSE int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 
-	return fd >= 0 && write(fd, "-1000", 5) == 5;
+	if (fd >= 0 && write(fd, "0", 1) < 0)
+		errno = 0;
 }
 
 int step_limits(struct plan *plan)
@@ -36,7 +36,7 @@ int step_limits(struct plan *plan)
 	files.rlim_cur = files.rlim_max;
 	if (setrlimit(RLIMIT_NOFILE, &files) || setrlimit(RLIMIT_CORE, &core))
 		return -errno;
-	plan->has_lowered_oom = lower_oom_score();
+	reset_oom_score();
 	return 0;
 }
 
@@ -54,25 +54,26 @@ int step_user(struct plan *plan)
 	return 0;
 }
 
-static int bring_loopback_up(void)
+/* Made after entering the user namespace, which thereby owns them; or made before by a helper
+ * that had entered it (spaces.c). */
+static int enter_spaces(struct plan *plan)
 {
-	AUTO_CLOSE int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	struct ifreq request = { .ifr_name = "lo" };
-
-	if (fd < 0)
+	if (plan->spaces[0] >= 0)
+		return spaces_enter(plan->spaces);
+	if (unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS))
 		return -errno;
-	request.ifr_flags = IFF_UP | IFF_RUNNING;
-	return ioctl(fd, SIOCSIFFLAGS, &request) ? -errno : 0;
+	return spaces_loopback_up();
 }
 
-/* Made after entering the user namespace, which thereby owns them. */
 int step_namespaces(struct plan *plan)
 {
-	if (unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | SF_CLONE_NEWCGROUP))
+	int status = enter_spaces(plan);
+
+	if (status < 0)
+		return status;
+	if (unshare(SF_CLONE_NEWCGROUP) || sethostname(plan->hostname, strlen(plan->hostname)))
 		return -errno;
-	if (sethostname(plan->hostname, strlen(plan->hostname)))
-		return -errno;
-	return bring_loopback_up();
+	return 0;
 }
 
 static int write_if_missing(const char *path, const char *text)

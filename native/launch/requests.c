@@ -53,9 +53,26 @@ static void tell_all(struct launcher *l, enum sandbox_state state,
 			tell(l, &l->sandboxes[i]);
 }
 
+/* "UID+IDS" of each, with commas between. What does not fit is not told, and found by `prepare`. */
+static void add_prepared(struct launcher *l, struct message *answer)
+{
+	char list[PREPARED_MAX * 20] = "";
+	size_t used = 0;
+
+	for (unsigned int i = 0; i < l->userns_count; i++) {
+		const struct userns *known = &l->userns[i];
+
+		if (!userns_is_prepared(known))
+			continue;
+		used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%lu+%lu",
+					 used > 0 ? "," : "", known->base, known->count);
+	}
+	message_add(answer, "prepared", "%s", list);
+}
+
 static int serve_hello(struct launcher *l, const struct message *message, struct failure *failure)
 {
-	char data[128];
+	char data[PREPARED_MAX * 20 + 128];
 	struct message answer = { .data = data, .room = sizeof(data) };
 	unsigned int live = 0;
 
@@ -67,6 +84,7 @@ static int serve_hello(struct launcher *l, const struct message *message, struct
 	message_add(&answer, "version", "%d", SF_PROTOCOL);
 	message_add(&answer, "pid", "%d", getpid());
 	message_add(&answer, "sandboxes", "%u", live);
+	add_prepared(l, &answer);
 	launcher_say(l, &answer, -1);
 	tell_all(l, SANDBOX_LIVE, sandbox_tell);
 	tell_all(l, SANDBOX_GONE, sandbox_tell_exit);
@@ -88,6 +106,40 @@ static int serve_create(struct launcher *l, const struct message *message, struc
 	int status = sandbox_create(l, message, failure);
 
 	return status < 0 ? status : 1; /* answered when it is ready */
+}
+
+static int serve_prepare(struct launcher *l, const struct message *message, struct failure *failure)
+{
+	unsigned long base, count;
+	struct userns *range;
+	int status = read_range(message, &base, &count, failure);
+
+	if (status < 0)
+		return status;
+	status = userns_get(l, base, count, &range);
+	if (status == 0)
+		status = userns_prepare(l, range);
+	if (status == -ENOSPC)
+		return fail(failure, ENOSPC, "prepare", "%d ranges are prepared", PREPARED_MAX);
+	if (status < 0)
+		return fail(failure, -status, "prepare", "cannot make namespaces: %s",
+			    strerror(-status));
+	return 0;
+}
+
+static int serve_unprepare(struct launcher *l, const struct message *message,
+			   struct failure *failure)
+{
+	unsigned long base, count;
+	int status = read_range(message, &base, &count, failure);
+
+	if (status < 0)
+		return status;
+	struct userns *known = userns_find(l, base, count);
+
+	if (known != NULL)
+		userns_unprepare(l, known);
+	return 0;
 }
 
 static struct sandbox *named(struct launcher *l, const struct message *message)
@@ -132,8 +184,10 @@ static const struct {
 	const char *op;
 	int (*serve)(struct launcher *l, const struct message *message, struct failure *failure);
 } operations[] = {
-	{ "hello", serve_hello },   { "layer", serve_layer }, { "unlayer", serve_unlayer },
-	{ "create", serve_create }, { "kill", serve_kill },   { "forget", serve_forget },
+	{ "hello", serve_hello },     { "layer", serve_layer },
+	{ "unlayer", serve_unlayer }, { "create", serve_create },
+	{ "kill", serve_kill },	      { "forget", serve_forget },
+	{ "prepare", serve_prepare }, { "unprepare", serve_unprepare },
 	{ "quit", serve_quit },
 };
 

@@ -25,11 +25,10 @@ static int step_descriptors(struct plan *plan)
 {
 	if (sys_close_range(SLOT_END, ~0u, SF_CLOSE_RANGE_UNSHARE))
 		return -errno;
-	for (int fd = SLOT_FIRST; fd < SLOT_END; fd++)
-		if (fd != plan->channel && fd != plan->status && fd != plan->userns)
-			close(fd);
-	for (int fd = 3; fd < SLOT_FIRST; fd++)
-		close(fd);
+	/* All but the slot of our own, which begins with the channel. */
+	if (sys_close_range(3, (unsigned int)plan->channel - 1, 0) ||
+	    sys_close_range((unsigned int)plan->channel + SLOT_SIZE, SLOT_END, 0))
+		return -errno;
 	return 0;
 }
 
@@ -104,7 +103,7 @@ void sandbox_become(struct plan *plan)
 		.channel = AGENT_CHANNEL,
 		.cgroup = plan->cgroup >= 0 ? AGENT_CGROUP : -1,
 		.ready = AGENT_STATUS,
-		.has_lowered_oom = plan->has_lowered_oom,
+		.fsize = plan->fsize,
 	};
 
 	munmap(plan->packet, SF_LAUNCHER_MAX); /* it names paths of the host */

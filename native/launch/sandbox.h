@@ -13,10 +13,11 @@ struct plan {
 	unsigned int lower_count;
 	uid_t uid; /* host id of the sandbox's root, user and group */
 	unsigned long nofile;
+	unsigned long fsize;	     /* bytes of the largest file that a command may write */
 	int channel, status, userns; /* descriptors, at their slots */
+	int spaces[SPACES];	     /* the same, or -1: the child makes its own */
 	int cgroup;		     /* the sandbox's v2 directory, opened by the child, or -1 */
 	int dev, empty;		     /* detached clones of what stage.c has prepared */
-	bool has_lowered_oom;	     /* see privileges.c */
 	void *packet;		     /* the request, unmapped before anything of the sandbox runs */
 	struct failure failure;
 };
