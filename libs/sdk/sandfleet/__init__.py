@@ -34,44 +34,60 @@ from sandfleet_common.errors import (
 )
 from sandfleet_common.messages import (
     Alert,
+    CallLimits,
+    CallStep,
     Chunk,
     ExecState,
     FileChange,
     FileEntry,
     FileEvent,
     FileType,
+    IdleAction,
     JobInfo,
     JobState,
     Network,
     NodeBeat,
+    NodeUsage,
     ProcessInfo,
     Qos,
     Resources,
+    SandboxesActed,
     SandboxInfo,
+    SandboxPhase,
     SandboxSpec,
+    SandboxUsage,
     Severity,
     SlotFailure,
 )
 from sandfleet_common.states import Origin, State
 
-from .blocking import Client, Command, Files, Job, Sandbox
+from .blocking import Client, Command, Files, Function, Job, Sandbox
+from .calling import Call
 from .client import AsyncClient
 from .command import AsyncCommand
 from .files import AsyncFiles
+from .functions import AsyncFunction
 from .job import AsyncJob
-from .results import CommandFailed, Result
+from .results import CallFailed, CallResult, CommandFailed, Result
 from .sandbox import AsyncSandbox
+from .usage import FleetUsage
 
 __all__ = [
     "Alert",
     "AsyncClient",
     "AsyncCommand",
     "AsyncFiles",
+    "AsyncFunction",
     "AsyncJob",
     "AsyncSandbox",
     "BadRequest",
     "Broken",
     "Busy",
+    "Call",
+    "CallFailed",
+    "CallLimits",
+    "CallResult",
+    "CallStep",
     "Chunk",
     "Client",
     "Command",
@@ -85,6 +101,9 @@ __all__ = [
     "FileProblem",
     "FileType",
     "Files",
+    "FleetUsage",
+    "Function",
+    "IdleAction",
     "Interrupted",
     "Job",
     "JobInfo",
@@ -94,6 +113,7 @@ __all__ = [
     "NoCapacity",
     "NodeBeat",
     "NodeLost",
+    "NodeUsage",
     "NotFound",
     "Origin",
     "OutputLimit",
@@ -107,7 +127,10 @@ __all__ = [
     "SandboxFailed",
     "SandboxGone",
     "SandboxInfo",
+    "SandboxPhase",
     "SandboxSpec",
+    "SandboxUsage",
+    "SandboxesActed",
     "SandfleetError",
     "Severity",
     "SlotFailure",

@@ -39,8 +39,10 @@ ATTEMPT_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0
 
-HEARD_ONCE = frozenset(subject.pattern for subject in (s.EXEC_SIGNAL, s.FILE_REMOVE, s.FILE_RENAME))
-"""A second time would not mean the same."""
+HEARD_ONCE = frozenset(
+    subject.pattern for subject in (s.EXEC_SIGNAL, s.FILE_REMOVE, s.FILE_RENAME, s.FUNCTION_CALL)
+)
+"""A second time would not mean the same; a function call would run on another node, too."""
 
 
 def pause(attempt: int, roll: float) -> float:
@@ -128,9 +130,9 @@ async def _explain(
     transport: Transport, subject: Subject[Any, Any], body: m.Message, problem: Unavailable
 ) -> None:
     """Ask the record why a sandbox's node is silent; raise when the sandbox is no more."""
-    if not isinstance(problem, Unreachable) or "node" not in subject.holes():
-        return
     sandbox_id = cast(str, getattr(body, "sandbox_id", ""))
+    if not isinstance(problem, Unreachable) or "node" not in subject.holes() or not sandbox_id:
+        return
     try:
         info = await transport.call(
             s.SANDBOX_GET, m.SandboxGet(sandbox_id=sandbox_id), within=ATTEMPT_SECONDS

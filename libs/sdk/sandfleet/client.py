@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, Self, cast
@@ -22,12 +22,17 @@ from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Level, Logger
 from sandfleet_common.states import State
 
+from .acting import act
+from .calling import CALLS_AT_ONCE, Call, ask, many
 from .calls import call
 from .connection import Connection
 from .endpoints import NatsPlace, Place, find
+from .functions import AsyncFunctionMaker
 from .job import AsyncJob
+from .results import CallResult, call_result_of
 from .sandbox import CLEANUP_SECONDS, AsyncSandbox
 from .transport import Transport
+from .usage import FleetUsage, ask_fleet
 
 CREATE_SECONDS = 60.0
 PAGE_SANDBOXES = 1000
@@ -184,6 +189,40 @@ class AsyncClient:
             if after is None:
                 return
 
+    async def pause(
+        self, *, job_id: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> m.SandboxesActed:
+        """Pause all live sandboxes of a job, or with these labels, or both.
+
+            acted = await client.pause(labels={"run": "7"})
+            print(acted.done, "of", acted.matched)
+
+        Raises:
+            BadRequest: neither a job nor labels were given.
+        """
+        return await act(self._connection.transport, "pause", job_id=job_id, labels=labels)
+
+    async def resume(
+        self, *, job_id: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> m.SandboxesActed:
+        """Let all paused sandboxes of a job, or with these labels, go on."""
+        return await act(self._connection.transport, "resume", job_id=job_id, labels=labels)
+
+    async def stop(
+        self,
+        *,
+        job_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        reason: str | None = None,
+    ) -> m.SandboxesActed:
+        """End all live sandboxes of a job, or with these labels.
+
+        A job that is still being placed goes on; `job.cancel()` ends that, too.
+        """
+        return await act(
+            self._connection.transport, "stop", job_id=job_id, labels=labels, reason=reason
+        )
+
     # -------------------------------------------------------------------- jobs
 
     def job(
@@ -223,11 +262,126 @@ class AsyncClient:
         await job.open()
         return job
 
+    # ---------------------------------------------------------- function calls
+
+    async def call(
+        self,
+        code: str | None = None,
+        *,
+        language: m.Language = "python",
+        stdin: str | bytes | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        fetch: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        memory: int | None = None,
+        limits: m.CallLimits | None = None,
+        environment: str = "debian",
+        queue_s: float = 30,
+    ) -> CallResult:
+        """Run code in a warm sandbox that keeps nothing of it, and return how it ended.
+
+            result = await client.call("print(6 * 7)", timeout_s=5)
+            print(result.check().text)
+
+        `files` are put into the call's directory before it begins, and `fetch` names
+        those to give back; without `code`, the file `main.py` (.sh .c .cpp .js) is the
+        code. `timeout_s` (default 10) is the wall clock's limit, `memory` (bytes) that
+        of each process; `limits` has all of them. It waits `queue_s` seconds at most
+        for a sandbox. What the code does wrong is in the result, and no error.
+
+        Raises:
+            BadRequest: a value does not fit; says which and why.
+            NotFound: no node has the environment; names those that exist.
+            Busy, NoCapacity: no sandbox was free in time.
+            TimedOut: no answer came, though one was due; it may have run.
+        """
+        wanted = Call(
+            code,
+            language=language,
+            stdin=stdin,
+            files=files,
+            fetch=fetch,
+            env=env,
+            timeout_s=timeout_s,
+            memory=memory,
+            limits=limits or m.CallLimits(),
+            environment=environment,
+            queue_s=queue_s,
+        )
+        return call_result_of(await ask(self._connection.transport, wanted.message()))
+
+    async def call_many(
+        self, calls: Iterable[str | Call], *, concurrency: int = CALLS_AT_ONCE
+    ) -> AsyncIterator[tuple[int, CallResult]]:
+        """Make many calls and yield each result, with its number, as it is there.
+
+            async for number, result in client.call_many(Call(code) for code in codes):
+                print(number, result.status)
+
+        At most `concurrency` are under way; where nodes are busy they are offered again.
+        A call that the platform could not make is a result with status `lost` and its `error`.
+
+        Raises:
+            Refused: a call cannot be met (BadRequest, NotFound): the rest is not made.
+        """
+        async for numbered in many(self._connection, calls, at_once=concurrency):
+            yield numbered
+
+    def function(
+        self,
+        *,
+        environment: str = "debian",
+        timeout_s: float | None = None,
+        memory: int | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: m.CallLimits | None = None,
+        queue_s: float = 30,
+        with_source: Sequence[Any] = (),
+    ) -> AsyncFunctionMaker:
+        """Return a decorator: the function then runs in a warm sandbox when it is called.
+
+            @client.function(timeout_s=5, with_source=["import re"])
+            def words(text: str) -> list[str]:
+                return re.findall(r"[a-z]+", text)
+
+            await words("some text")  # .local(...) calls it here, .map([...]) for many
+
+        Its source is sent, so it may not be a closure, and names from outside its body
+        are imported there or stand in `with_source` (functions, classes, text). Its
+        arguments and what it returns are JSON values.
+        """
+        template = Call(
+            "",
+            env=env,
+            timeout_s=timeout_s,
+            memory=memory,
+            limits=limits or m.CallLimits(),
+            environment=environment,
+            queue_s=queue_s,
+        )
+        return AsyncFunctionMaker(template, with_source, lambda: self._connection)
+
     # ------------------------------------------------------------------- fleet
 
     async def nodes(self) -> list[m.NodeBeat]:
         """Return the latest heartbeat of each node that is alive."""
         return (await call(self._connection.transport, s.NODE_LIST, m.NodeList())).nodes
+
+    async def usage(
+        self, *, node: str | None = None, order: m.UsageOrder = "cpu", limit: int = 100
+    ) -> FleetUsage:
+        """Return the sandboxes that use most, of all nodes or of one, and each node's sums.
+
+            for used in (await client.usage(order="memory", limit=10)).sandboxes:
+                print(used.sandbox_id, used.memory_bytes)
+
+        `order`: "cpu", "cpu_seconds", "memory", "disk", "egress", "processes", "idle".
+
+        Raises:
+            NotFound: no node of that name is alive.
+        """
+        return await ask_fleet(self._connection.transport, node, order, limit)
 
     async def alerts(
         self,

@@ -7,7 +7,8 @@ Everything here but `portal` is generated from the asynchronous classes by
 from .client import Client
 from .command import Command
 from .files import Files
+from .functions import Function, FunctionMaker
 from .job import Job
 from .sandbox import Sandbox
 
-__all__ = ["Client", "Command", "Files", "Job", "Sandbox"]
+__all__ = ["Client", "Command", "Files", "Function", "FunctionMaker", "Job", "Sandbox"]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from sandfleet.calling import CALLS_AT_ONCE, Call
 from sandfleet.client import CREATE_SECONDS, AsyncClient
+from sandfleet.results import CallResult
+from sandfleet.usage import FleetUsage
 from sandfleet_common import messages as m
 from sandfleet_common.states import State
 
+from .functions import FunctionMaker
 from .job import Job
 from .portal import PORTAL, Facade
 from .sandbox import Sandbox
@@ -129,6 +133,38 @@ class Client(Facade[AsyncClient]):
         ):
             yield Sandbox.wrap(item)
 
+    def pause(
+        self, *, job_id: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> m.SandboxesActed:
+        """Pause all live sandboxes of a job, or with these labels, or both.
+
+            acted = client.pause(labels={"run": "7"})
+            print(acted.done, "of", acted.matched)
+
+        Raises:
+            BadRequest: neither a job nor labels were given.
+        """
+        return PORTAL.run(self._inner.pause(job_id=job_id, labels=labels))
+
+    def resume(
+        self, *, job_id: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> m.SandboxesActed:
+        """Let all paused sandboxes of a job, or with these labels, go on."""
+        return PORTAL.run(self._inner.resume(job_id=job_id, labels=labels))
+
+    def stop(
+        self,
+        *,
+        job_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        reason: str | None = None,
+    ) -> m.SandboxesActed:
+        """End all live sandboxes of a job, or with these labels.
+
+        A job that is still being placed goes on; `job.cancel()` ends that, too.
+        """
+        return PORTAL.run(self._inner.stop(job_id=job_id, labels=labels, reason=reason))
+
     def job(
         self,
         spec: m.SandboxSpec | None = None,
@@ -165,9 +201,123 @@ class Client(Facade[AsyncClient]):
         """
         return Job.wrap(PORTAL.run(self._inner.get_job(job_id)))
 
+    def call(
+        self,
+        code: str | None = None,
+        *,
+        language: m.Language = "python",
+        stdin: str | bytes | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        fetch: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        memory: int | None = None,
+        limits: m.CallLimits | None = None,
+        environment: str = "debian",
+        queue_s: float = 30,
+    ) -> CallResult:
+        """Run code in a warm sandbox that keeps nothing of it, and return how it ended.
+
+            result = client.call("print(6 * 7)", timeout_s=5)
+            print(result.check().text)
+
+        `files` are put into the call's directory before it begins, and `fetch` names
+        those to give back; without `code`, the file `main.py` (.sh .c .cpp .js) is the
+        code. `timeout_s` (default 10) is the wall clock's limit, `memory` (bytes) that
+        of each process; `limits` has all of them. It waits `queue_s` seconds at most
+        for a sandbox. What the code does wrong is in the result, and no error.
+
+        Raises:
+            BadRequest: a value does not fit; says which and why.
+            NotFound: no node has the environment; names those that exist.
+            Busy, NoCapacity: no sandbox was free in time.
+            TimedOut: no answer came, though one was due; it may have run.
+        """
+        return PORTAL.run(
+            self._inner.call(
+                code,
+                language=language,
+                stdin=stdin,
+                files=files,
+                fetch=fetch,
+                env=env,
+                timeout_s=timeout_s,
+                memory=memory,
+                limits=limits,
+                environment=environment,
+                queue_s=queue_s,
+            )
+        )
+
+    def call_many(
+        self, calls: Iterable[str | Call], *, concurrency: int = CALLS_AT_ONCE
+    ) -> Iterator[tuple[int, CallResult]]:
+        """Make many calls and yield each result, with its number, as it is there.
+
+            for number, result in client.call_many(Call(code) for code in codes):
+                print(number, result.status)
+
+        At most `concurrency` are under way; where nodes are busy they are offered again.
+        A call that the platform could not make is a result with status `lost` and its `error`.
+
+        Raises:
+            Refused: a call cannot be met (BadRequest, NotFound): the rest is not made.
+        """
+        yield from PORTAL.each(self._inner.call_many(calls, concurrency=concurrency))
+
+    def function(
+        self,
+        *,
+        environment: str = "debian",
+        timeout_s: float | None = None,
+        memory: int | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: m.CallLimits | None = None,
+        queue_s: float = 30,
+        with_source: Sequence[Any] = (),
+    ) -> FunctionMaker:
+        """Return a decorator: the function then runs in a warm sandbox when it is called.
+
+            @client.function(timeout_s=5, with_source=["import re"])
+            def words(text: str) -> list[str]:
+                return re.findall(r"[a-z]+", text)
+
+            words("some text")  # .local(...) calls it here, .map([...]) for many
+
+        Its source is sent, so it may not be a closure, and names from outside its body
+        are imported there or stand in `with_source` (functions, classes, text). Its
+        arguments and what it returns are JSON values.
+        """
+        return FunctionMaker.wrap(
+            self._inner.function(
+                environment=environment,
+                timeout_s=timeout_s,
+                memory=memory,
+                env=env,
+                limits=limits,
+                queue_s=queue_s,
+                with_source=with_source,
+            )
+        )
+
     def nodes(self) -> list[m.NodeBeat]:
         """Return the latest heartbeat of each node that is alive."""
         return PORTAL.run(self._inner.nodes())
+
+    def usage(
+        self, *, node: str | None = None, order: m.UsageOrder = "cpu", limit: int = 100
+    ) -> FleetUsage:
+        """Return the sandboxes that use most, of all nodes or of one, and each node's sums.
+
+            for used in client.usage(order="memory", limit=10).sandboxes:
+                print(used.sandbox_id, used.memory_bytes)
+
+        `order`: "cpu", "cpu_seconds", "memory", "disk", "egress", "processes", "idle".
+
+        Raises:
+            NotFound: no node of that name is alive.
+        """
+        return PORTAL.run(self._inner.usage(node=node, order=order, limit=limit))
 
     def alerts(
         self, sandbox_id: str | None = None, *, severity: m.Severity | None = None, limit: int = 100

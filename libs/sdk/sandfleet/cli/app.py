@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from . import session
+from .calling import call
 from .completion import PROGRAM, VARIABLE, completion
 from .copying import cp
 from .fleet import alerts, nodes
@@ -57,7 +58,7 @@ def version() -> None:
 
 
 for _command in (
-    up, down, status, doctor, run, create, ps, execute, logs, cp, rm, extend, inspect,
+    up, down, status, doctor, run, call, create, ps, execute, logs, cp, rm, extend, inspect,
     nodes, job, jobs, alerts, completion, version,
 ):  # fmt: skip
     cli.add_command(_command)

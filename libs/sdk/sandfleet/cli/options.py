@@ -88,6 +88,22 @@ def known_sandboxes(
         return []
 
 
+def known_environments(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer the environments of all nodes; silent when the platform does not answer quickly."""
+
+    async def ask() -> list[CompletionItem]:
+        async with asyncio.timeout(COMPLETION_SECONDS), _client(ctx) as client:
+            names = {name for node in await client.nodes() for name in node.environments}
+            return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+    try:
+        return asyncio.run(ask())
+    except (SandfleetError, TimeoutError, OSError):
+        return []
+
+
 def _client(ctx: click.Context) -> AsyncClient:
     root = ctx.find_root().params
     session = Session(root.get("nats"), root.get("url"), root.get("api_key"), root.get("state"))
