@@ -17,10 +17,12 @@ from sandfleet_common.subjects import NODE_BEAT
 from .config import NodeSettings
 from .core import Limits, closed
 from .layers import LayerStore
-from .machine import Reading, read_machine
+from .machine import read_machine
 from .metrics import NodeMetrics
+from .pressure import Gate, Reading
 from .records import Records
 from .sandboxes import Sandboxes
+from .turnstile import Turnstile
 
 _FLUSH_SECONDS = 30.0
 _COMPARE_BEATS = 15
@@ -35,6 +37,8 @@ class Beats:
         self,
         settings: NodeSettings,
         limits: Limits,
+        gate: Gate,
+        turnstile: Turnstile,
         sandboxes: Sandboxes,
         layers: LayerStore,
         records: Records,
@@ -45,6 +49,8 @@ class Beats:
     ) -> None:
         self._settings = settings
         self._limits = limits
+        self._gate = gate
+        self._turnstile = turnstile
         self._sandboxes = sandboxes
         self._layers = layers
         self._records = records
@@ -109,9 +115,8 @@ class Beats:
 
     def _next(self) -> NodeBeat:
         reading = read_machine(self._settings.state_dir)
-        load = self._sandboxes.load
-        load.memory_available_bytes = reading.memory_available_bytes
-        load.disk_free_bytes = reading.disk_free_bytes
+        load, now = self._sandboxes.load, time.monotonic()
+        self._judge(reading)
         self._measure(reading)
         self._sequence += 1
         return NodeBeat(
@@ -129,8 +134,27 @@ class Beats:
             memory_available_bytes=reading.memory_available_bytes,
             load_per_core=round(reading.load_per_core, 3),
             disk_free_bytes=reading.disk_free_bytes,
-            refusing=closed(load, self._limits),
+            refusing=closed(load, self._limits, now),
+            paused=sum(sandbox.state is State.PAUSED for sandbox in self._sandboxes),
+            pressure=reading.pressure,
+            swap_free_bytes=reading.swap_free_bytes,
+            inodes_free=reading.inodes_free,
+            starts_per_second=load.starts.per_second(now),
         )
+
+    def _judge(self, reading: Reading) -> None:
+        """Let the machine's pressure decide whether sandboxes are taken, and how fast."""
+        gate, load = self._gate, self._sandboxes.load
+        before = (gate.refusing is None, gate.slowing is None)
+        gate.look(reading)
+        load.pressed = gate.refusing
+        at_once = self._settings.starting_at_once
+        if gate.slowing is not None:
+            at_once = min(at_once, self._settings.starting_at_once_slow)
+        if at_once != self._turnstile.width:
+            self._turnstile.set_width(at_once)
+        if before != (gate.refusing is None, gate.slowing is None):
+            self._log.info("admission.changed", refusing=gate.refusing, slowing=gate.slowing)
 
     def _environments(self) -> list[str]:
         try:

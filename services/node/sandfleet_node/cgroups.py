@@ -13,7 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandfleet_common.messages import Qos, Resources
+from sandfleet_common.messages import Qos, Resources, SandboxPhase
+
+from .qos import IDLE_FILE, share_of, weight_value
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
@@ -75,9 +77,12 @@ def detect(mounts: str | None = None) -> Hierarchies:
     return Hierarchies(unified, v2, {n: v1[n] for n in CONTROLLERS if n not in v2})
 
 
-def cpu_weight(asked: Resources, qos: Qos) -> float:
-    """Return a sandbox's share under contention; a core that was asked for counts 1."""
-    return 0.01 if qos is Qos.BEST_EFFORT else asked.cpu
+def _share_values(asked: Resources, qos: Qos, *, is_v2: bool) -> list[tuple[str, str]]:
+    """Return what gives a new sandbox its share of contended cores; see `qos`."""
+    share = share_of(qos, SandboxPhase.ACTIVE, asked.cpu)
+    name, value = weight_value(share, is_v2=is_v2)
+    values = [] if (name, value) == ("cpu.shares", "1024") else [(name, value)]
+    return [*values, (IDLE_FILE, "1")] if share.is_idle else values
 
 
 def _quota_us(asked: Resources) -> int:
@@ -92,8 +97,8 @@ def v2_values(controllers: frozenset[str], asked: Resources, qos: Qos) -> list[t
     if "pids" in controllers:
         values.append(("pids.max", str(asked.pids)))
     if "cpu" in controllers:
-        weight = min(10_000, max(1, round(100 * cpu_weight(asked, qos))))
-        values += [("cpu.max", f"{_quota_us(asked)} {_PERIOD_US}"), ("cpu.weight", str(weight))]
+        values.append(("cpu.max", f"{_quota_us(asked)} {_PERIOD_US}"))
+        values += _share_values(asked, qos, is_v2=True)
     return values
 
 
@@ -105,14 +110,13 @@ def v1_values(controller: str, asked: Resources, qos: Qos) -> list[tuple[str, st
     if controller == "pids":
         return [("pids.max", str(asked.pids))]
     # The period is the kernel's default, and so are the shares of one core.
-    values = [("cpu.cfs_quota_us", str(_quota_us(asked)))]
-    shares = min(262_144, max(2, round(1024 * cpu_weight(asked, qos))))
-    if shares != 1024:
-        values.append(("cpu.shares", str(shares)))
-    return values
+    return [
+        ("cpu.cfs_quota_us", str(_quota_us(asked))),
+        *_share_values(asked, qos, is_v2=False),
+    ]
 
 
-_OPTIONAL = frozenset({"memory.swap.max", "memory.memsw.limit_in_bytes", "cpu.shares"})
+_OPTIONAL = frozenset({"memory.swap.max", "memory.memsw.limit_in_bytes", "cpu.shares", IDLE_FILE})
 """Files that a kernel may lack without a limit being lost."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -47,12 +48,55 @@ class NodeSettings(ServiceSettings):
     """No new sandbox while less memory than this is available."""
     disk_floor_bytes: int = Field(default=1024**3, ge=0)
     """No new sandbox while less disk than this is free."""
+    inodes_floor: int = Field(default=100_000, ge=0)
+    """No new sandbox while the disk can hold fewer new files than this: as many as 25 sandboxes
+    that each unpack a large source tree."""
+    memory_stall_percent: float = Field(default=10, gt=0, le=100)
+    """No new sandbox while all work stands still so much of the time for want of memory (PSI
+    `full`) and less than a tenth of memory is available. A tenth of the time is when users
+    notice; a healthy machine shows less than one percent."""
+    cpu_slow_percent: float = Field(default=80, gt=0, le=100)
+    """Fewer sandboxes are set up at once while some work waits so much of the time for a core
+    (PSI `some`). Busy machines that still answer show up to about 60."""
+    io_slow_percent: float = Field(default=40, gt=0, le=100)
+    """The same while all work stands still so much of the time for the disk (PSI `full`)."""
+    load_slow_per_core: float = Field(default=8, gt=0)
+    """Where the kernel does not measure pressure: the same from so many running tasks for each
+    core, by the load average of a minute."""
+    pressure_margin: float = Field(default=0.25, ge=0, lt=1)
+    """How far back behind a limit a value must be before all is well again, as a part of it."""
+    memory_end_bytes: int = Field(default=256 * 1024**2, ge=0)
+    """The largest best-effort sandbox is ended while less memory than this is available, and
+    neither reclaiming nor pausing has helped. The kernel's own killer comes near zero."""
+    disk_end_bytes: int = Field(default=256 * 1024**2, ge=0)
+    """The best-effort sandbox that has written most is ended while less disk than this is free."""
+    shed_settle_seconds: float = Field(default=2, gt=0)
+    """How long the effect of one step against a want of memory or disk is waited for."""
+    shed_rest_seconds: float = Field(default=30, gt=0)
+    """When no step helps, they begin anew after so long."""
     sandboxes_max: int = Field(default=4000, gt=0, le=30_000)
     """Sandboxes alive at once."""
     starting_limit: int = Field(default=512, gt=0)
     """Sandboxes accepted and not ready yet; beyond it the node refuses."""
     starting_at_once: int = Field(default=16, gt=0, le=32)
     """Sandboxes set up at the same time; the others wait for their turn."""
+    starting_at_once_slow: int = Field(default=4, gt=0, le=32)
+    """The same while work waits for cores or for the disk."""
+
+    swap: Literal["auto", "none"] = "auto"
+    """Where memory of paused and idle sandboxes goes. auto: the machine's swap; on a machine
+    without, a file in the state directory, made when it is first needed. none: make no file."""
+    swap_bytes: int = Field(default=0, ge=0)
+    """Size of that file; 0: as much as there is memory, but a tenth of the free disk at most."""
+    pausing_at_once: int = Field(default=2, gt=0, le=16)
+    """Paused sandboxes whose memory is given back at the same time."""
+    prefetch_bytes: int = Field(default=256 * 1024**2, ge=0)
+    """How much is read back from swap when a sandbox resumes, beside what it asks for itself;
+    0: nothing."""
+    reclaim_idle_seconds: float = Field(default=30, ge=0)
+    """Cold memory of a sandbox that was idle for so long goes to swap; 0: never."""
+    reclaim_cpu_cores: float = Field(default=0.02, gt=0, le=1)
+    """How much CPU time looking for cold memory may take."""
 
     uid_base: int = Field(default=0x7000_0000, ge=IDS_EACH)
     """First host id of the sandboxes' ranges; a multiple of 65536."""

@@ -6,21 +6,22 @@ import os
 import signal
 from dataclasses import dataclass, field
 
+from sandfleet_common.errors import Busy, NoCapacity, Unavailable
 from sandfleet_common.messages import MIB, NodeCapacity, Resources
 from sandfleet_common.states import Origin, State, may_follow
+
+from .starts import StartRate, retry_after
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a node offers, overcommit included, and what it wants left."""
+    """What a node offers, overcommit included."""
 
     sandboxes: int
     cpu: float
     memory_bytes: int
     disk_bytes: int
     starting: int
-    memory_floor_bytes: int
-    disk_floor_bytes: int
 
     def as_capacity(self) -> NodeCapacity:
         """Return what a heartbeat says of it."""
@@ -44,8 +45,9 @@ class Load:
     is_draining: bool = False
     broken: str | None = None
     """Why nothing can start at all; None when things can."""
-    memory_available_bytes: int = field(default=1 << 62)
-    disk_free_bytes: int = field(default=1 << 62)
+    pressed: str | None = None
+    """Why the machine cannot take more, as measured; None when it can."""
+    starts: StartRate = field(default_factory=StartRate)
 
     def add(self, asked: Resources) -> None:
         """Count a sandbox in."""
@@ -71,41 +73,68 @@ class Load:
         )
 
 
-def closed(load: Load, limits: Limits) -> str | None:
+def closed(load: Load, limits: Limits, now: float) -> str | None:
     """Return why the node takes no sandbox at all now, or None."""
+    problem = _closed(load, limits) or _queue_full(load, limits, now)
+    return None if problem is None else problem.message
+
+
+def refusal(load: Load, limits: Limits, asked: Resources, now: float) -> Unavailable | None:
+    """Return why the node does not take a sandbox that asks for so much, or None if it does.
+
+    NoCapacity while something must be given back first; Busy when waiting will do.
+    `now` is of the clock that `load.starts` was told.
+    """
+    return _closed(load, limits) or _unmet(load, limits, asked) or _queue_full(load, limits, now)
+
+
+def _closed(load: Load, limits: Limits) -> NoCapacity | None:
     if load.is_draining:
-        return "the node is draining"
+        return NoCapacity("the node is draining")
     if load.broken is not None:
-        return load.broken
+        return NoCapacity(load.broken)
     if load.sandboxes >= limits.sandboxes:
-        return f"the node has {load.sandboxes} sandboxes, its limit"
-    if load.starting >= limits.starting:
-        return f"the node is starting {load.starting} sandboxes, its limit"
-    if load.memory_available_bytes < limits.memory_floor_bytes:
-        return f"the node has only {load.memory_available_bytes // MIB} MiB of memory available"
-    if load.disk_free_bytes < limits.disk_floor_bytes:
-        return f"the node has only {load.disk_free_bytes // MIB} MiB of disk free"
+        return NoCapacity(f"the node has {load.sandboxes} sandboxes, its limit (sandboxes_max)")
+    if load.pressed is not None:
+        return NoCapacity(load.pressed)
     return None
 
 
-def refusal(load: Load, limits: Limits, asked: Resources) -> str | None:
-    """Return why the node does not take a sandbox that asks for so much, or None if it does."""
-    reason = closed(load, limits)
-    if reason is not None:
-        return reason
-    for what, used, wanted, offered in (
-        ("cores", load.cpu, asked.cpu, limits.cpu),
+def _queue_full(load: Load, limits: Limits, now: float) -> Busy | None:
+    if load.starting < limits.starting:
+        return None
+    rate = load.starts.per_second(now)
+    return Busy(
+        f"the node is starting {load.starting} sandboxes, its limit (starting_limit); "
+        f"{rate:g} a second become ready",
+        retry_after_seconds=retry_after(load.starting, limits.starting, rate),
+    )
+
+
+def _unmet(load: Load, limits: Limits, asked: Resources) -> NoCapacity | None:
+    for what, setting, used, wanted, offered in (
+        ("cores", "overcommit_cpu", load.cpu, asked.cpu, limits.cpu),
         (
             "MiB of memory",
+            "overcommit_memory",
             load.memory_bytes / MIB,
             asked.memory_bytes / MIB,
             limits.memory_bytes / MIB,
         ),
-        ("MiB of disk", load.disk_bytes / MIB, asked.disk_bytes / MIB, limits.disk_bytes / MIB),
+        (
+            "MiB of disk",
+            "overcommit_disk",
+            load.disk_bytes / MIB,
+            asked.disk_bytes / MIB,
+            limits.disk_bytes / MIB,
+        ),
     ):
         if used + wanted > offered + 1e-6:
             left = max(0.0, offered - used)
-            return f"the node has {left:g} of {offered:g} {what} left, {wanted:g} were asked for"
+            return NoCapacity(
+                f"the node has {left:g} of {offered:g} {what} left, "
+                f"{wanted:g} were asked for ({setting})"
+            )
     return None
 
 
@@ -119,19 +148,29 @@ class Life:
     """When it last did something for its user."""
     is_busy: bool
     """A foreground command runs."""
+    idle_pauses: bool = False
+    """Idleness pauses it instead of ending it."""
+    is_paused: bool = False
 
 
 def verdict(life: Life, now: float) -> tuple[str | None, float | None]:
-    """Return why a sandbox ends now, else when to look again; (None, None): never."""
+    """Return why a sandbox ends, or is paused, now, else when to look again; (None, None): never.
+    """
     if life.expires_at is not None and now >= life.expires_at:
-        return "its time to live is over", None
+        over = "it was paused for too long" if life.is_paused else "its time to live is over"
+        return over, None
     again = life.expires_at
-    if life.idle_seconds is not None:
+    if life.idle_seconds is not None and not life.is_paused:
         idle_at = (now if life.is_busy else life.active_at) + life.idle_seconds
         if now >= idle_at:
             return f"it was idle for {life.idle_seconds:g} s", None
         again = idle_at if again is None else min(again, idle_at)
     return None, again
+
+
+def is_to_pause(life: Life, now: float) -> bool:
+    """Return whether a sandbox for which `verdict` has a reason is to be paused, not ended."""
+    return life.idle_pauses and (life.expires_at is None or now < life.expires_at)
 
 
 def next_state(before: State, after: State) -> State:

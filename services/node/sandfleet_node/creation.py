@@ -43,6 +43,7 @@ from .places import Places
 from .records import Records
 from .sandbox import Ground, Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
+from .turnstile import Turnstile
 from .uids import IdRanges
 
 
@@ -86,7 +87,7 @@ class Creation:
         self,
         node: str,
         limits: Limits,
-        at_once: int,
+        turnstile: Turnstile,
         workshop: Workshop,
         sandboxes: Sandboxes,
         ending: Ending,
@@ -102,7 +103,7 @@ class Creation:
     ) -> None:
         self._node = node
         self._limits = limits
-        self._gate = asyncio.Semaphore(at_once)
+        self._gate = turnstile
         self._workshop = workshop
         self._sandboxes = sandboxes
         self._ending = ending
@@ -155,9 +156,10 @@ class Creation:
     def _accept(self, item: NodeCreateItem, arrived_at: float) -> Sandbox:
         if node_of(item.sandbox_id) != self._node:
             raise NotFound(f"{item.sandbox_id} names another node; this is {self._node}")
-        reason = refusal(self._sandboxes.load, self._limits, item.spec.resources)
-        if reason is not None:
-            raise NoCapacity(reason)
+        load, asked = self._sandboxes.load, item.spec.resources
+        problem = refusal(load, self._limits, asked, time.monotonic())
+        if problem is not None:
+            raise problem
         if arrived_at >= item.deadline_at:
             raise TimedOut("the deadline was over when the request arrived")
         environment = self._layers.resolve(item.spec.environment)

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import dataclass
 from pathlib import Path
+
+from sandfleet_common.messages import Pressure
 
 from .config import NodeSettings
 from .core import Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One look at the machine."""
-
-    memory_total_bytes: int
-    memory_available_bytes: int
-    disk_total_bytes: int
-    disk_free_bytes: int
-    load_per_core: float
-    cores: int
+from .pressure import Reading, Thresholds, parse_psi
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -34,10 +24,37 @@ def parse_meminfo(text: str) -> dict[str, int]:
     return found
 
 
-def read_machine(state_dir: Path) -> Reading:
-    """Look at memory, disk and load now."""
+def read_pressure() -> Pressure:
+    """Return how much work stands still; empty where the kernel does not measure it."""
+    cpu, _ = _psi("cpu")
+    memory_some, memory_full = _psi("memory")
+    io_some, io_full = _psi("io")
+    return Pressure(
+        cpu_some=cpu,
+        memory_some=memory_some,
+        memory_full=memory_full,
+        io_some=io_some,
+        io_full=io_full,
+    )
+
+
+def _psi(what: str) -> tuple[float | None, float | None]:
+    try:
+        return parse_psi(Path("/proc/pressure", what).read_text())
+    except OSError:  # not built in, or switched off at boot
+        return None, None
+
+
+def read_available_bytes() -> int:
+    """Return how much memory is available now."""
     memory = parse_meminfo(Path("/proc/meminfo").read_text())
-    disk = os.statvfs(state_dir)
+    return memory.get("MemAvailable", memory["MemFree"])
+
+
+def read_machine(disk_dir: Path) -> Reading:
+    """Look at memory, the disk that a directory is on, load and pressure now."""
+    memory = parse_meminfo(Path("/proc/meminfo").read_text())
+    disk = os.statvfs(disk_dir)
     cores = os.cpu_count() or 1
     return Reading(
         memory_total_bytes=memory["MemTotal"],
@@ -46,6 +63,23 @@ def read_machine(state_dir: Path) -> Reading:
         disk_free_bytes=disk.f_bavail * disk.f_frsize,
         load_per_core=os.getloadavg()[0] / cores,
         cores=cores,
+        pressure=read_pressure(),
+        swap_free_bytes=memory.get("SwapFree", 0),
+        inodes_free=disk.f_favail if disk.f_files else None,
+    )
+
+
+def thresholds_of(settings: NodeSettings) -> Thresholds:
+    """Return from where on a node refuses or slows down."""
+    return Thresholds(
+        memory_floor_bytes=settings.memory_floor_bytes,
+        disk_floor_bytes=settings.disk_floor_bytes,
+        inodes_floor=settings.inodes_floor,
+        memory_stall_percent=settings.memory_stall_percent,
+        cpu_slow_percent=settings.cpu_slow_percent,
+        io_slow_percent=settings.io_slow_percent,
+        load_slow_per_core=settings.load_slow_per_core,
+        margin=settings.pressure_margin,
     )
 
 
@@ -61,8 +95,6 @@ def limits_of(settings: NodeSettings, reading: Reading) -> Limits:
             (settings.disk_bytes or reading.disk_total_bytes) * settings.overcommit_disk
         ),
         starting=settings.starting_limit,
-        memory_floor_bytes=settings.memory_floor_bytes,
-        disk_floor_bytes=settings.disk_floor_bytes,
     )
 
 

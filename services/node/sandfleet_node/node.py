@@ -23,28 +23,36 @@ from .cgroups import Cgroups, detect
 from .clientstreams import ClientStreams
 from .commandtable import Keeping
 from .config import NodeSettings
-from .core import Load, closed
+from .core import Load, closed, is_to_pause
 from .creation import Creation, Workshop
 from .ending import Ending
 from .files import Files
+from .freezer import Freezer
 from .janitor import Janitor
 from .keeper import Keeper
 from .launcher import Listeners
 from .layers import LayerStore
-from .machine import limits_of, raise_file_limit, read_machine
+from .machine import limits_of, raise_file_limit, read_machine, thresholds_of
 from .metrics import NodeMetrics
 from .outbox import Outbox
+from .pausing import Pausing
+from .phases import Phases
 from .places import Places
+from .pressure import Gate
 from .records import Records
 from .sandbox import Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
+from .swap import Swap, remove_swap
 from .tombstones import Tombstones
+from .turnstile import Turnstile
 from .uids import IdRanges
 from .usage import Usage
 from .watches import Watches
 
 _SWEEP_SECONDS = 5.0
 _FILES_EACH = 8
+_MEMORY_THREADS = 3
+"""Beside those that give memory back: prefetching, waiting for a freezer, idle reclaim."""
 
 
 class Node:
@@ -70,9 +78,12 @@ class Node:
         reading = read_machine(settings.state_dir)
         self.limits = limits_of(settings, reading)
         self.load = Load(is_draining=self.places.draining.exists())
-        self.load.memory_available_bytes = reading.memory_available_bytes
-        self.load.disk_free_bytes = reading.disk_free_bytes
+        self.gate = Gate(thresholds_of(settings))
+        self.gate.look(reading)
+        self.load.pressed = self.gate.refusing
+        self.turnstile = Turnstile(settings.starting_at_once)
         self.cgroups = Cgroups(detect(), settings.name)
+        self.phases = Phases(self.cgroups, log)
         self.layers = LayerStore(self.places.layers)
         self.records = Records(store, self._on_outdated, log)
         self.outbox = Outbox(bus, log)
@@ -93,7 +104,25 @@ class Node:
             self.sandboxes, self.keeper, self.cgroups, ranges, self.places, self.janitor,
             pool, tasks, log,
         )  # fmt: skip
-        self.ending.on_end += [self._close_streams, self.watches.forget, self.files.forget]
+        self.ending.on_end += [
+            self._close_streams,
+            self.watches.forget,
+            self.files.forget,
+            self.phases.forget,
+        ]
+        self.memory_pool = ThreadPoolExecutor(
+            settings.pausing_at_once + _MEMORY_THREADS, thread_name_prefix="node-memory"
+        )
+        """For what takes seconds: writing memory to swap, and reading it."""
+        self.swap = Swap(
+            self.places.swap, settings.swap_bytes, is_wanted=settings.swap == "auto", log=log
+        )
+        self.pausing = Pausing(
+            self.sandboxes, self.ending, self.cgroups, Freezer(self.cgroups, self.memory_pool),
+            self.swap, settings.pausing_at_once, settings.prefetch_bytes, self.memory_pool,
+            tasks, metrics, log,
+        )  # fmt: skip
+        self.ending.on_end.append(self.pausing.forget)
         self.usage = Usage(
             settings.name, settings.usage_seconds, self.sandboxes, self.cgroups, pool, metrics
         )
@@ -102,17 +131,17 @@ class Node:
         hearers = Hearers(on_closed=self.ending.on_closed, on_watch=self._on_watch)
         workshop = Workshop(settings.name, self.places, self.cgroups, keeping, hearers, log)
         self.creation = Creation(
-            settings.name, self.limits, settings.starting_at_once, workshop, self.sandboxes,
+            settings.name, self.limits, self.turnstile, workshop, self.sandboxes,
             self.ending, self.keeper, self.layers, self.cgroups, ranges, self.records,
             pool, tasks, metrics, log,
         )  # fmt: skip
         self.adoption = Adoption(
             settings.name, workshop, self.sandboxes, self.ending, self.keeper, self.cgroups,
-            ranges, self.places, log,
+            ranges, self.places, self.pausing, log,
         )  # fmt: skip
         self.beats = Beats(
-            settings, self.limits, self.sandboxes, self.layers, self.records, bus, store,
-            metrics, log,
+            settings, self.limits, self.gate, self.turnstile, self.sandboxes, self.layers,
+            self.records, bus, store, metrics, log,
         )  # fmt: skip
         self.listeners = Listeners(
             on_exit=self.ending.on_exit,
@@ -141,17 +170,23 @@ class Node:
 
     async def _begin(self) -> None:
         self.cgroups.open()
+        self.phases.open()
         self.sandboxes.tombstones.load(time.time())
         self.tasks.start(self.records.run(), "records", critical=True)
         self.tasks.start(self.outbox.run(), "outbox", critical=True)
         await self.adoption.adopt(await self.keeper.open(self.listeners))
+        for sandbox in self.sandboxes:
+            self.phases.adopt(sandbox)
         self.tasks.start(self.janitor.run(), "janitor", critical=True)
+        self.tasks.start(self.phases.run(), "phases", critical=True)
         self.tasks.start(self._end_in_time(), "dates", critical=True)
         self.tasks.start(self._sweep(), "sweep", critical=True)
         self.tasks.start(self.usage.run(), "usage", critical=True)
         self.tasks.start(self._reconcile(), "reconcile")
 
     def _close(self) -> None:
+        self.pausing.close()
+        self.memory_pool.shutdown(wait=False, cancel_futures=True)
         for sandbox in self.sandboxes:
             if sandbox.link is not None:
                 sandbox.link.close()
@@ -168,6 +203,9 @@ class Node:
         if endings:
             await asyncio.wait(endings)
         await self.keeper.quit()
+        await asyncio.get_running_loop().run_in_executor(
+            self.memory_pool, remove_swap, self.places.swap, self.log
+        )
         await self.janitor.empty()
         self.cgroups.close()
 
@@ -181,7 +219,7 @@ class Node:
 
     def refusing(self) -> str | None:
         """Return why no sandbox would be taken now, or None."""
-        return closed(self.load, self.limits)
+        return closed(self.load, self.limits, time.monotonic())
 
     # ------------------------------------------------------- beside requests
 
@@ -202,7 +240,11 @@ class Node:
                 if sandbox is None or sandbox.ending is not None:
                     continue
                 reason = self.sandboxes.watch(sandbox, time.time())
-                if reason is not None:
+                if reason is None:
+                    continue
+                if is_to_pause(sandbox.life(), time.time()):
+                    self.pausing.begin_idle_pause(sandbox, reason)
+                else:
                     self.ending.begin(sandbox, State.STOPPED, reason, Origin.PLATFORM)
 
     async def _sweep(self) -> None:

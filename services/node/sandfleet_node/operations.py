@@ -39,6 +39,9 @@ class Operations:
         return [
             (s.STOP, self.stop),
             (s.EXTEND, self.extend),
+            (s.PAUSE, self.pause),
+            (s.RESUME, self.resume),
+            (s.SET_PHASE, self.set_phase),
             (s.USAGE, self._node.usage.one),
             (s.EXEC_START, self.exec_start),
             (s.EXEC_WAIT, self.exec_wait),
@@ -60,12 +63,20 @@ class Operations:
 
     def _on(self, operation: Callable[[Sandbox, Any], Awaitable[Any]]) -> Handler:
         async def serve(body: Any) -> Any:
-            return await operation(await self._live(body.sandbox_id), body)
+            sandbox = await self._live(body.sandbox_id)
+            async with self._node.pausing.using(sandbox):
+                return await operation(sandbox, body)
 
         return serve
 
+    async def _awake(self, sandbox_id: str) -> Sandbox:
+        """Return a sandbox that runs; one that is paused is resumed."""
+        sandbox = await self._live(sandbox_id)
+        await self._node.pausing.awake(sandbox)
+        return sandbox
+
     async def _live(self, sandbox_id: str) -> Sandbox:
-        """Return a sandbox that runs; one that is starting is waited for."""
+        """Return a sandbox that runs or is paused; one that is starting is waited for."""
         sandbox = self._node.sandboxes.get(sandbox_id)
         if sandbox.starting is not None:
             await asyncio.wait({sandbox.starting})
@@ -86,7 +97,7 @@ class Operations:
 
     async def extend(self, body: m.SandboxExtend) -> m.SandboxInfo:
         """Move a sandbox's end."""
-        sandbox = await self._live(body.sandbox_id)
+        sandbox = await self._awake(body.sandbox_id)
         sandbox.agent()
         now = time.time()
         sandbox.touch()
@@ -98,23 +109,52 @@ class Operations:
         await self._node.records.settled()
         return sandbox.info()
 
+    async def set_phase(self, body: m.SandboxSetPhase) -> m.Ok:
+        """Say which phase a sandbox is in; a paused one stays paused."""
+        sandbox = await self._live(body.sandbox_id)
+        sandbox.agent()
+        self._node.phases.set(sandbox, body.phase)
+        return m.Ok()
+
+    async def pause(self, body: m.SandboxPause) -> m.SandboxInfo:
+        """Freeze a sandbox, and wait for its memory to be given back as long as the caller likes."""
+        sandbox = await self._live(body.sandbox_id)
+        await self._node.pausing.pause(sandbox)
+        await self._node.pausing.given_back(sandbox, body.wait_seconds)
+        await self._node.records.settled()
+        return sandbox.info()
+
+    async def resume(self, body: m.SandboxResume) -> m.SandboxInfo:
+        """Let a paused sandbox go on."""
+        sandbox = await self._live(body.sandbox_id)
+        await self._node.pausing.resume(sandbox)
+        await self._node.records.settled()
+        return sandbox.info()
+
     # -------------------------------------------------------------- commands
 
     async def exec_start(self, body: m.ExecStart) -> m.ExecState:
         """Start a command, and wait for its end as long as the caller likes."""
         began = time.monotonic()
         sandbox = await self._live(body.sandbox_id)
-        sandbox.touch()
-        command = await sandbox.start_command(body)
+        async with self._node.pausing.using(sandbox):
+            sandbox.touch()
+            self._node.phases.on_command(sandbox, background=body.background)
+            command = await sandbox.start_command(body)
         self._node.metrics.commands.inc()
         state = await self._answer(sandbox, command, 0, body.wait_seconds)
         self._node.metrics.command.observe(time.monotonic() - began)
         return state
 
     async def exec_wait(self, body: m.ExecWait) -> m.ExecState:
-        """Wait for a command to end, and read its output."""
+        """Wait for a command to end, and read its output.
+
+        Waiting for one that runs resumes a paused sandbox; reading what is there does not.
+        """
         sandbox = await self._live(body.sandbox_id)
         command = sandbox.commands.get(body.exec_id)
+        if command.is_running and body.wait_seconds > 0:
+            await self._node.pausing.awake(sandbox)
         sandbox.touch()
         return await self._answer(sandbox, command, body.position, body.wait_seconds)
 
@@ -136,7 +176,7 @@ class Operations:
 
     async def exec_signal(self, body: m.ExecSignal) -> m.ExecState:
         """Signal a command. One that has ended already is no error."""
-        sandbox = await self._live(body.sandbox_id)
+        sandbox = await self._awake(body.sandbox_id)
         command = sandbox.commands.get(body.exec_id)
         sandbox.touch()
         if command.is_running:
@@ -151,7 +191,7 @@ class Operations:
 
     async def exec_resize(self, body: m.ExecResize) -> m.Ok:
         """Resize a command's terminal."""
-        sandbox = await self._live(body.sandbox_id)
+        sandbox = await self._awake(body.sandbox_id)
         command = sandbox.commands.get(body.exec_id)
         if not command.pty:
             raise Conflict(f"command {body.exec_id} has no terminal")
@@ -171,7 +211,7 @@ class Operations:
 
     async def exec_attach(self, body: m.ExecAttach) -> m.ExecState:
         """Open a stream of a command's output and input."""
-        sandbox = await self._live(body.sandbox_id)
+        sandbox = await self._awake(body.sandbox_id)
         sandbox.agent()
         command = sandbox.commands.get(body.exec_id)
         sandbox.touch()
@@ -181,7 +221,8 @@ class Operations:
     async def process_list(self, body: m.ProcessList) -> m.ProcessPage:
         """Return all processes inside."""
         sandbox = await self._live(body.sandbox_id)
-        frames = await sandbox.agent().request(FrameType.PS, sandbox.next_id())
+        async with self._node.pausing.using(sandbox):
+            frames = await sandbox.agent().request(FrameType.PS, sandbox.next_id())
         names = sandbox.commands.names()
         found = [
             value

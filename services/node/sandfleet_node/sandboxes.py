@@ -19,7 +19,7 @@ from .sandbox import Sandbox
 from .timers import Dates
 from .tombstones import Tombstones
 
-_TOLD = frozenset({State.RUNNING, State.STOPPED, State.FAILED})
+_TOLD = frozenset({State.RUNNING, State.PAUSED, State.STOPPED, State.FAILED})
 """States whose beginning is announced."""
 
 
@@ -122,6 +122,8 @@ class Sandboxes:
         sandbox.move(state, reason=reason, origin=origin)
         if before is State.PREPARING:
             self.load.starting -= 1
+            if state is State.RUNNING:
+                self.load.starts.note(time.monotonic())
         self._metrics.sandboxes.labels(before).dec()
         now = time.time()
         if state in TERMINAL:
@@ -147,11 +149,20 @@ class Sandboxes:
         self._metrics.endings.labels(sandbox.state, sandbox.origin or "").inc()
 
     def watch(self, sandbox: Sandbox, now: float) -> str | None:
-        """Set the date on which to look at a sandbox again; return why it ends now, if it does."""
-        if sandbox.state is not State.RUNNING:
+        """Set the date on which to look at a sandbox again.
+
+        Returns:
+            Why it ends, or is paused, now, if so.
+        """
+        if sandbox.state not in (State.RUNNING, State.PAUSED):
             self.dates.set(sandbox.id, None)
             return None
         reason, again = verdict(sandbox.life(), now)
         if self.dates.set(sandbox.id, again):
             self.dates_changed.set()
         return reason
+
+    def look_at(self, sandbox: Sandbox, at: float) -> None:
+        """Have a sandbox looked at again at a certain time."""
+        if self.dates.set(sandbox.id, at):
+            self.dates_changed.set()

@@ -85,7 +85,9 @@ def test_best_effort_gives_way_but_keeps_its_quota() -> None:
     assert dict(v1_values("cpu", asked, Qos.BEST_EFFORT)) == {
         "cpu.cfs_quota_us": "400000",
         "cpu.shares": "10",
+        "cpu.idle": "1",
     }
+    assert v1_values("cpu", asked, Qos.BEST_EFFORT)[-1] == ("cpu.idle", "1"), "takes no weight then"
 
 
 def test_a_sliver_of_a_core_stays_above_the_kernels_least() -> None:

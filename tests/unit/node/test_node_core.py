@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from sandfleet_common.errors import Busy, NoCapacity
 from sandfleet_common.messages import GIB, MIB, Resources
 from sandfleet_common.states import Origin, State
 from sandfleet_node.core import Life, Limits, Load, closed, death, next_state, refusal, verdict
@@ -16,14 +17,12 @@ LIMITS = Limits(
     memory_bytes=8 * GIB,
     disk_bytes=100 * GIB,
     starting=4,
-    memory_floor_bytes=512 * MIB,
-    disk_floor_bytes=GIB,
 )
 ASKED = Resources(cpu=1.5, memory_bytes=GIB, disk_bytes=GIB)
 
 
 def test_a_node_with_room_takes_a_sandbox() -> None:
-    assert refusal(Load(), LIMITS, ASKED) is None
+    assert refusal(Load(), LIMITS, ASKED, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -33,22 +32,37 @@ def test_a_node_with_room_takes_a_sandbox() -> None:
         (Load(broken="its launcher is down"), "its launcher is down"),
         (Load(sandboxes=10), "10 sandboxes, its limit"),
         (Load(starting=4), "starting 4 sandboxes"),
-        (Load(memory_available_bytes=100 * MIB), "only 100 MiB of memory available"),
-        (Load(disk_free_bytes=5 * MIB), "only 5 MiB of disk free"),
+        (Load(pressed="the node has only 5 MiB of disk free"), "only 5 MiB of disk free"),
         (Load(sandboxes=1, cpu=7.0), "1 of 8 cores left, 1.5 were asked for"),
         (Load(sandboxes=1, memory_bytes=8 * GIB), "0 of 8192 MiB of memory left"),
         (Load(sandboxes=1, disk_bytes=100 * GIB), "MiB of disk left"),
     ],
 )
 def test_a_refusal_names_what_is_in_the_way(load: Load, words: str) -> None:
-    reason = refusal(load, LIMITS, ASKED)
-    assert reason is not None
-    assert words in reason
+    problem = refusal(load, LIMITS, ASKED, 0)
+    assert problem is not None
+    assert words in problem.message
 
 
 def test_a_node_closed_to_all_says_so_without_a_request() -> None:
-    assert closed(Load(is_draining=True), LIMITS) == "the node is draining"
-    assert closed(Load(sandboxes=1, cpu=8.0), LIMITS) is None
+    assert closed(Load(is_draining=True), LIMITS, 0) == "the node is draining"
+    assert closed(Load(sandboxes=1, cpu=8.0), LIMITS, 0) is None
+
+
+def test_a_full_queue_says_when_to_come_back_by_the_measured_rate() -> None:
+    load = Load(starting=4)
+    for second in range(10):
+        load.starts.note(float(second))
+    problem = refusal(load, LIMITS, ASKED, 9.5)
+    assert isinstance(problem, Busy)
+    assert problem.fields == {"retry_after_seconds": 2.0}  # two of four, one a second
+    assert "starting_limit" in problem.message
+    assert "1 a second" in problem.message
+
+
+def test_a_sandbox_that_will_never_fit_is_not_told_to_come_back() -> None:
+    load = Load(sandboxes=1, starting=4, cpu=7.5)
+    assert isinstance(refusal(load, LIMITS, ASKED, 0), NoCapacity)
 
 
 def test_sums_return_to_zero_when_all_have_gone() -> None:
