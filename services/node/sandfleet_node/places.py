@@ -18,6 +18,8 @@ class Places:
     ended.jsonl         sandboxes that have ended lately
     run/                the launcher's socket and log
     sandboxes/<id>/     spec.json, ids, commands/<number>, upper/, work/
+    swap                a swap file, on machines that have none
+    pools/<n>.img       what sandboxes write; pools/<n>: where the launcher has it mounted
     trash/              what is being removed
     """
 
@@ -29,11 +31,13 @@ class Places:
         self.ended = self.root / "ended.jsonl"
         self.draining = self.root / "draining"
         self.lock = self.root / "service.lock"
+        self.swap = self.root / "swap"
+        self.pools = self.root / "pools"
         self.layers = (state_dir / "layers").absolute()
 
     def make(self) -> None:
         """Make the directories, closed to everybody but root."""
-        for path in (self.root, self.run, self.sandboxes, self.trash):
+        for path in (self.root, self.run, self.sandboxes, self.pools, self.trash):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def sandbox(self, sandbox_id: str) -> str:
