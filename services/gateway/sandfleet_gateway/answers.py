@@ -45,13 +45,18 @@ def failure_body(error: SandfleetError) -> bytes:
     return json.dumps(failure, default=str).encode()
 
 
+def retry_seconds(error: SandfleetError) -> str:
+    """Return the value of Retry-After: whole seconds."""
+    wait = error.fields.get("retry_after_seconds")
+    seconds = wait if isinstance(wait, (int, float)) else RETRY_SECONDS
+    return str(max(1, round(seconds)))
+
+
 def failure_answer(error: SandfleetError) -> Response:
     """Return an error as an answer; says when to come again where that helps."""
     headers: dict[str, str] = {}
     if isinstance(error, Unavailable) and error.code in _RETRIED:
-        wait = error.fields.get("retry_after_seconds")
-        seconds = wait if isinstance(wait, (int, float)) else RETRY_SECONDS
-        headers["Retry-After"] = str(max(1, round(seconds)))
+        headers["Retry-After"] = retry_seconds(error)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="sandfleet"'
     return Response(failure_body(error), status_of(error), headers, media_type=JSON)

@@ -26,6 +26,7 @@ _NAMED_BY_CALLER = {
     s.SANDBOX_CREATE.pattern: "key",
     s.JOB_SUBMIT.pattern: "job_id",
     s.EXEC_START.pattern: "exec_id",
+    s.FUNCTION_CALL.pattern: "request_id",
 }
 """Where the header Idempotency-Key goes: the field that makes a repetition harmless."""
 
@@ -87,8 +88,8 @@ async def request_message(route: Route, request: Request, limit: int) -> Any:
     if request.scope["query_string"]:
         raise BadRequest(f"{route.method} {route.path} takes its fields from the body, not a query")
     given = parse_object(await read_body(request, limit))
-    given.setdefault("request_id", visit_of(request.scope).request_id)
     _name_by_header(route, request, given)
+    given.setdefault("request_id", visit_of(request.scope).request_id)
     return build(kind, fixed, given)
 
 

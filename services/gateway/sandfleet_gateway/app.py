@@ -22,6 +22,7 @@ from .edge import CLIENT_LEFT, Edge, visit_of
 from .events import JobEvents
 from .keys import KeyFile
 from .openapi import document
+from .running import CodeRuns
 from .sessions import Platform, Sessions
 
 
@@ -36,6 +37,7 @@ def build_app(platform: Platform, keys: KeyFile, health: Health) -> ASGIApp:
             *api_routes(platform.upstream, settings.body_limit_bytes),
             *Content(platform.upstream, settings, metrics).routes(),
             *events.routes(),
+            *CodeRuns(platform.upstream, settings).routes(),
             *Sessions(platform).routes(),
             *_own_routes(health),
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
+from sandfleet import calling
 from sandfleet.calls import ended
 from sandfleet.nats_transport import NatsTransport
 from sandfleet_common import messages as m
@@ -21,8 +22,16 @@ RECORD_SECONDS = 5.0
 """How long the record of a sandbox is awaited whose node is silent."""
 
 
+ACT_SECONDS = 60.0
+"""More than a scheduler gives to doing something to thousands of sandboxes."""
+
+
 def held_seconds(body: m.Message) -> float:
     """Return how long the one asked may hold its answer back on purpose."""
+    if isinstance(body, m.SandboxesAct):
+        return ACT_SECONDS
+    if isinstance(body, m.FunctionCall):
+        return calling.held_seconds(body)
     for name in ("wait_seconds", "deadline_seconds"):
         if held := getattr(body, name, None):
             return float(held)
@@ -42,6 +51,7 @@ class Upstream:
 
         Raises:
             SandboxGone, NodeLost: nobody answers because the sandbox is no more; says why.
+            NotFound: nobody answers because no node has the environment; names those there are.
             Unreachable: nobody answers, and the sandbox is on record as alive.
             SandfleetError: what the one asked says.
         """
@@ -50,6 +60,8 @@ class Upstream:
                 subject, body, within=self._ask_seconds + held_seconds(body)
             )
         except Unreachable as problem:
+            if isinstance(body, m.FunctionCall):
+                raise await self._without_nodes(body) from None
             if "node" not in subject.holes():
                 raise
             return await self._explain(subject, cast(Any, body).sandbox_id, problem)
@@ -61,6 +73,14 @@ class Upstream:
             Unreachable: the queue did not confirm; submitting it again is safe.
         """
         return await self.bus.store(s.JOB_SUBMIT, job, once=job.job_id)
+
+    async def _without_nodes(self, call: m.FunctionCall) -> SandfleetError:
+        """Return why no node heard a function call."""
+        missing = await calling.absent(self.transport, call.environment)
+        return missing or Unreachable(
+            f"no node that has the environment {call.environment[:80]!r} answers now; ask again",
+            environment=call.environment,
+        )
 
     async def _explain(
         self, subject: Subject[Any, ReplyT], sandbox_id: str, problem: Unreachable

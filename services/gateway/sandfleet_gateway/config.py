@@ -29,6 +29,11 @@ class GatewaySettings(ServiceSettings):
     """Requests under way at once; one more is answered with `busy`."""
     ask_seconds: float = Field(default=30, gt=0, le=100)
     """How long an answer is awaited, beyond the time for which it is held back on purpose."""
+    run_code_environment: str = "debian"
+    """Environment in which POST /run_code runs code."""
+    run_code_queue_seconds: float = Field(default=8, ge=0, le=600)
+    """How long such code waits for a warm sandbox. verl gives up ten seconds after the limits
+    it asked for, so it should be less."""
     upload_silence_seconds: float = Field(default=60, gt=0)
     """An upload that sends nothing for so long is given up."""
     events_keepalive_seconds: float = Field(default=15, gt=0, le=50)

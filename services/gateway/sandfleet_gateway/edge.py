@@ -24,10 +24,12 @@ from sandfleet_common.messages import MIB
 
 from .answers import Unauthorized, failure_answer
 from .config import GatewaySettings
-from .keys import OPEN, KeyFile, is_local, presented_key
+from .keys import OPEN, KeyFile, is_local, password_key, presented_key
 from .metrics import GatewayMetrics
 
-PUBLIC = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
+PUBLIC = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/v1/ping"})
+PASSWORD_PATH = "/run_code"
+"""Where the key may also be a password in the URL."""
 CLIENT_LEFT = 499
 """Logged where a client left before its answer."""
 DISCARD_BYTES = 8 * MIB
@@ -172,6 +174,8 @@ class Edge:
     def _caller(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
         key = presented_key(headers, scope.get("subprotocols", ()))
+        if key is None and scope["path"] == PASSWORD_PATH:
+            key = password_key(headers)
         if key is not None:
             name = self._keys.name_of(key)
             if name is not None:

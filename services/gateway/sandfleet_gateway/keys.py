@@ -7,6 +7,7 @@ changes; a file that cannot be read lets nobody in.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import re
@@ -68,6 +69,23 @@ def presented_key(headers: Mapping[str, str], subprotocols: Sequence[str] = ()) 
         if name.startswith(WS_KEY_PREFIX):
             return name.removeprefix(WS_KEY_PREFIX)
     return None
+
+
+def password_key(headers: Mapping[str, str]) -> str | None:
+    """Return the key that stands as the password in `http://anybody:<key>@host/run_code`.
+
+    Clients that know of no API keys (SandboxFusion's) send what is in their URL as HTTP
+    Basic authentication. It is taken for that one path only: a browser that once had it
+    would send it along with what other sites' pages ask for.
+    """
+    scheme, _, text = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic" or len(text) > 2 * KEY_LETTERS_MAX:
+        return None
+    try:
+        _, colon, key = base64.b64decode(text, validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return key if colon and key else None
 
 
 def is_local(client: str | None, headers: Mapping[str, str]) -> bool:

@@ -19,6 +19,8 @@ from sandfleet_common.subjects import JOB_SUBMIT, ROOT
 from .api import IDEMPOTENCY, JobAccepted, named_by_caller
 from .content import BINARY, CONTENT_PATH, ReadQuery, WriteQuery, Written
 from .events import EVENTS_PATH
+from .fusion import CodeRun, RunCode
+from .running import PING_PATH, RUN_PATH
 from .sessions import SESSION_PATH
 
 Schema = dict[str, Any]
@@ -57,6 +59,12 @@ _EVENTS = """\
 Server-sent events, each a JobEvent: first what is on record, then what happens; a slot is
 told once. The stream ends when the job has. An event named `failure` carries a Failure.
 """
+_RUN_CODE = """\
+A function call as SandboxFusion spells it: languages python, pytest, bash, c, cpp, nodejs.
+Code that fails is an answer (`status` Failed), and so is what the platform cannot do
+(SandboxError); 504 when no sandbox was free in time, ask again; 422 a body that does not fit.
+The API key may also be the password in the URL: `http://any:<key>@host/run_code`.
+"""
 
 
 def document() -> Schema:
@@ -78,6 +86,7 @@ def document() -> Schema:
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+                "password": {"type": "http", "scheme": "basic"},
             },
             "responses": {"Failure": _failure(schemas)},
             "schemas": components,
@@ -91,8 +100,13 @@ def text() -> str:
 
 
 def _schemas() -> tuple[dict[Key, Schema], dict[str, Schema]]:
-    bodies: list[type[Message]] = [ReadQuery, WriteQuery, *(r.subject.body for r in ROUTES)]
-    replies: list[type[Message]] = [Failure, JobEvent, JobAccepted, Written]
+    bodies: list[type[Message]] = [
+        ReadQuery,
+        WriteQuery,
+        RunCode,
+        *(r.subject.body for r in ROUTES),
+    ]
+    replies: list[type[Message]] = [Failure, JobEvent, JobAccepted, Written, CodeRun]
     replies += [route.subject.reply for route in ROUTES]
     wanted: dict[Key, None] = dict.fromkeys((kind, "validation") for kind in bodies)
     wanted.update(dict.fromkeys((kind, "serialization") for kind in replies))
@@ -190,6 +204,20 @@ def _by_hand(schemas: dict[Key, Schema], components: dict[str, Schema]) -> dict[
                     },
                 ),
             }
+        },
+        RUN_PATH: {
+            "post": {
+                "operationId": "run-code",
+                "summary": "Run code, for clients of SandboxFusion",
+                "description": _RUN_CODE,
+                "security": [{"bearer": []}, {"header": []}, {"password": []}],
+                "requestBody": _json("A request", schemas[RunCode, "validation"])
+                | {"required": True},
+                "responses": _responses(200, _json("Done", schemas[CodeRun, "serialization"])),
+            }
+        },
+        PING_PATH: {
+            "get": {"operationId": "ping", "summary": "pong, as SandboxFusion", **described}
         },
         "/healthz": {"get": {"operationId": "healthz", "summary": "Is it alive", **described}},
         "/readyz": {"get": {"operationId": "readyz", "summary": "Does it serve", **described}},
