@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from . import session
+from .acting import pause, resume
 from .calling import call
 from .completion import PROGRAM, VARIABLE, completion
 from .copying import cp
@@ -16,6 +17,7 @@ from .jobs import job, jobs
 from .platform import doctor, down, status, up
 from .running import create, execute, run
 from .sandboxes import extend, inspect, logs, ps, rm
+from .top import top, usage
 
 
 @click.group(
@@ -59,9 +61,11 @@ def version() -> None:
 
 for _command in (
     up, down, status, doctor, run, call, create, ps, execute, logs, cp, rm, extend, inspect,
-    nodes, job, jobs, alerts, completion, version,
+    pause, resume, usage, top, nodes, job, jobs, alerts, completion, version,
 ):  # fmt: skip
     cli.add_command(_command)
+cli.add_command(rm, "stop")
+cli.add_command(ps, "ls")
 
 
 def main() -> None:

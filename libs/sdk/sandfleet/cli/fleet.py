@@ -24,7 +24,9 @@ async def nodes(client: AsyncClient, *, as_json: bool) -> None:
     found = await client.nodes()
     if as_json:
         return session.show_json(found)
-    made = session.table("NODE", "STATE", "SANDBOXES", "CPU", "MEMORY", "LOAD", "DISK FREE", "NOTE")
+    made = session.table(
+        "NODE", "STATE", "SANDBOXES", "PAUSED", "CPU", "MEMORY", "LOAD", "DISK FREE", "NOTE"
+    )
     for node in found:
         session.row(made, *_cells(node))
     session.out().print(made)
@@ -73,6 +75,7 @@ def _cells(node: NodeBeat) -> list[str]:
         node.node,
         node.state,
         f"{used.sandboxes}/{has.sandboxes}",
+        str(node.paused),
         f"{used.cpu:g}/{has.cpu:g}",
         f"{text.size(used.memory_bytes)}/{text.size(has.memory_bytes)}",
         f"{node.load_per_core:.2f}",

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from sandfleet.client import AsyncClient
 from sandfleet_common.errors import SandfleetError
-from sandfleet_common.messages import Resources, SandboxSpec
+from sandfleet_common.messages import IdleAction, Qos, Resources, SandboxSpec
 
 from . import text
 from .session import Session
@@ -147,6 +147,9 @@ _SPEC_OPTIONS = (
     click.option("--memory", type=SIZE, default="512m", show_default=True, help="Memory."),
     click.option("--disk", type=SIZE, default="4g", show_default=True, help="Writable disk."),
     click.option("--pids", type=int, default=512, show_default=True, help="Processes, threads."),
+    click.option(
+        "--open-files", type=int, default=65_536, show_default=True, help="Of one process."
+    ),
     click.option("--env", type=ASSIGNMENT, multiple=True, help="Environment variable."),
     click.option("--workdir", "-w", help="Working directory of its commands."),
     click.option("--user", "-u", help="User its commands run as."),
@@ -154,6 +157,27 @@ _SPEC_OPTIONS = (
         "--ttl", type=DURATION, default="1h", show_default=True, help="Lifetime; ends it."
     ),
     click.option("--idle", type=DURATION, help="Ends it when unused for so long."),
+    click.option(
+        "--idle-action",
+        type=click.Choice([action.value for action in IdleAction]),
+        default=IdleAction.STOP.value,
+        show_default=True,
+        help="When it was idle for so long: end it, or pause it until it is used again.",
+    ),
+    click.option(
+        "--paused-ttl",
+        type=DURATION,
+        default="1d",
+        show_default=True,
+        help="Ends it when paused for so long; --ttl does not count meanwhile.",
+    ),
+    click.option(
+        "--qos",
+        type=click.Choice([qos.value for qos in Qos]),
+        default=Qos.LATENCY.value,
+        show_default=True,
+        help="Who goes first where the CPU is scarce.",
+    ),
     click.option("--label", type=ASSIGNMENT, multiple=True, help="Label, to find it by."),
 )
 
@@ -171,11 +195,15 @@ def spec_of(values: dict[str, Any]) -> SandboxSpec:
             memory_bytes=values.pop("memory"),
             disk_bytes=values.pop("disk"),
             pids=values.pop("pids"),
+            open_files=values.pop("open_files"),
         ),
         env=dict(values.pop("env")),
         workdir=values.pop("workdir"),
         user=values.pop("user"),
         ttl_seconds=values.pop("ttl"),
         idle_seconds=values.pop("idle"),
+        idle_action=values.pop("idle_action"),
+        paused_ttl_seconds=values.pop("paused_ttl"),
+        qos=values.pop("qos"),
         labels=dict(values.pop("label")),
     )

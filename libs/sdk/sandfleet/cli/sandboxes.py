@@ -13,9 +13,9 @@ from sandfleet.client import AsyncClient
 from sandfleet.sandbox import AsyncSandbox
 from sandfleet_common.errors import BadRequest, NotFound, SandfleetError
 from sandfleet_common.messages import ExecState, SandboxInfo
-from sandfleet_common.states import TERMINAL
+from sandfleet_common.states import TERMINAL, State
 
-from . import live, options, session, terminal, text
+from . import acting, live, options, session, terminal, text
 
 AT_ONCE = 16
 """Sandboxes that are ended at the same time."""
@@ -66,7 +66,8 @@ async def ps(
 async def inspect(client: AsyncClient, *, sandboxes: tuple[str, ...]) -> None:
     """Print all that is known of sandboxes, as JSON.
 
-    With their commands and processes, while they live.
+    With what they use, and with their commands and processes while they run; a paused
+    one stays paused.
 
     sandfleet inspect 7k2m9qzx | jq .[0].commands
     """
@@ -75,6 +76,8 @@ async def inspect(client: AsyncClient, *, sandboxes: tuple[str, ...]) -> None:
         sandbox = await session.resolve(client, reference)
         known: dict[str, Any] = sandbox.info_now.model_dump(mode="json")
         if sandbox.info_now.state not in TERMINAL:
+            known["usage"] = (await sandbox.usage()).model_dump(mode="json")
+        if sandbox.info_now.state not in TERMINAL | {State.PAUSED}:
             commands = await sandbox.commands()
             known["commands"] = [c.model_dump(mode="json", exclude={"output"}) for c in commands]
             known["processes"] = [p.model_dump(mode="json") for p in await sandbox.processes()]
@@ -141,6 +144,7 @@ async def extend(client: AsyncClient, *, sandbox: str, ttl: float, as_json: bool
 @click.argument("sandboxes", nargs=-1, shell_complete=options.known_sandboxes)
 @click.option("--all", "everything", is_flag=True, help="All that are alive.")
 @click.option("--job", help="All of this job, which places no more.")
+@click.option("--label", type=options.ASSIGNMENT, multiple=True, help="All with this label.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before ending all.")
 @session.command()
 async def rm(
@@ -149,16 +153,20 @@ async def rm(
     sandboxes: tuple[str, ...],
     everything: bool,
     job: str | None,
+    label: tuple[tuple[str, str], ...],
     yes: bool,
 ) -> int:
     """End sandboxes, and print the id of each that was ended.
 
     sandfleet rm 7k2m9qzx 9x81kd03
     sandfleet rm --job job-01k...
+    sandfleet rm --label run=7
     sandfleet rm --all
     """
-    if sum((bool(sandboxes), everything, job is not None)) != 1:
-        raise click.UsageError("name sandboxes, or give --all, or give --job")
+    if sum((bool(sandboxes), everything, job is not None or bool(label))) != 1:
+        raise click.UsageError("name sandboxes, or give --all, or give --job or --label")
+    if label:
+        return acting.report("ended", await client.stop(job_id=job, labels=dict(label)))
     if job is not None:
         info = await (await client.get_job(job)).cancel()
         click.echo(info.job_id)

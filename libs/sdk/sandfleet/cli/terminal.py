@@ -47,6 +47,17 @@ def raw_mode(fd: int = 0) -> Generator[None]:
 
 
 @contextmanager
+def key_mode(fd: int = 0) -> Generator[None]:
+    """Hand on every key at once and show none; Ctrl-C still interrupts."""
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextmanager
 def on_signals(
     numbers: tuple[signal.Signals, ...], handler: Callable[[signal.Signals], None]
 ) -> Generator[None]:

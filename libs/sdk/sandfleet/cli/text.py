@@ -72,6 +72,22 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def brief_size(count: float) -> str:
+    """Return bytes in at most five letters: `0`, `512B`, `1.5M`, `24G`."""
+    if count < 1:
+        return "0"
+    units = iter("BKMGTP")
+    unit = next(units)
+    while count >= 999.5 and unit != "P":
+        count, unit = count / 1024, next(units)
+    return f"{count:.0f}{unit}" if unit == "B" or count >= 9.95 else f"{count:.1f}{unit}"
+
+
+def brief_duration(seconds: float) -> str:
+    """Return seconds in at most six letters: `42s`, `5m10s`, `3h2m`, `2d4h`."""
+    return duration(seconds).replace(" ", "")
+
+
 def duration(seconds: float) -> str:
     """Return seconds for people: `42s`, `5m 10s`, `3h 2m`, `2d 4h`."""
     left = int(max(0, seconds))
