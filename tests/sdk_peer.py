@@ -22,6 +22,7 @@ from typing import Any
 
 from sdk_peer_files import entry, told
 from sdk_peer_streams import Command, Stream
+from sdk_peer_usage import Usages
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
@@ -67,6 +68,9 @@ class Peer:
     sent_frames: int = 0
     sent_most_beyond_credit: int = 0
     """Most output that was under way beyond what the reader had taken."""
+
+    def __post_init__(self) -> None:
+        self.usages = Usages(self, NODE)
 
     def own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` until the peer ends."""
@@ -117,6 +121,7 @@ class Peer:
     async def list(self, body: m.SandboxList) -> m.SandboxPage:
         found = [i for i in self.sandboxes.values() if body.ended or i.state not in TERMINAL]
         found = [i for i in found if body.job_id in (None, i.job_id)]
+        found = [i for i in found if body.state in (None, i.state)]
         return m.SandboxPage(sandboxes=sorted(found, key=lambda i: i.sandbox_id, reverse=True))
 
     async def take_job(self, delivery: Delivery) -> None:
@@ -401,6 +406,7 @@ class Peer:
             s.FILE_MKDIR: self.file_mkdir,
             s.FILE_REMOVE: self.file_remove,
             s.FILE_RENAME: self.file_rename,
+            **self.usages.handlers(),
         }
 
 

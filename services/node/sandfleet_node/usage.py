@@ -147,7 +147,8 @@ class Usage:
         """Look a last time at a sandbox that begins to end: its groups are still there."""
         if sandbox.id in self._ended or sandbox.state is State.PREPARING:
             return
-        self._take(sandbox, read_counters(*self._where(sandbox)), time.monotonic())
+        track = self._take(sandbox, read_counters(*self._where(sandbox)), time.monotonic())
+        track.disk_bytes = self.disk_usage([sandbox.id]).get(sandbox.id, track.disk_bytes)
         self._ended[sandbox.id] = self._told(sandbox).encode()
         self._tracks.pop(sandbox.id, None)
         while len(self._ended) > _ENDED_KEPT:

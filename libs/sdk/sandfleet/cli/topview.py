@@ -93,7 +93,7 @@ def screen(
 ) -> RenderableType:
     """Return what is to be seen, at most `height` lines of it."""
     nodes = nodes_table(fleet)
-    parts: list[RenderableType] = [headline(fleet, view), nodes]
+    parts: list[RenderableType] = [headline(fleet, view), *troubles(fleet, view), nodes]
     hidden = len(fleet.beats) - NODES_SHOWN
     if hidden > 0:
         parts.append(Text(f"and {hidden} more nodes", style="dim"))
@@ -119,12 +119,13 @@ def headline(fleet: FleetUsage, view: View) -> Text:
     line.append(f"{text.brief_size(sum(n.memory_bytes for n in fleet.nodes))} on ")
     line.append("1 node" if nodes == 1 else f"{nodes} nodes")
     line.append(f", by {view.order.replace('_', ' ')}")
-    if fleet.silent:
-        silent = ", ".join(fleet.silent)
-        line.append(f"  no answer: {text.safe_line(silent)}", style="bold red")
-    if view.note:
-        line.append(f"  {text.safe_line(view.note)}", style="bold red")
     return line
+
+
+def troubles(fleet: FleetUsage, view: View) -> list[Text]:
+    """Return what went wrong, a line each."""
+    silent = f"no answer: {', '.join(fleet.silent)}" if fleet.silent else ""
+    return [_cut(text.safe_line(told), "bold red") for told in (silent, view.note) if told]
 
 
 def _counts(nodes: Sequence[NodeUsage]) -> tuple[list[int], list[int]]:
@@ -132,7 +133,7 @@ def _counts(nodes: Sequence[NodeUsage]) -> tuple[list[int], list[int]]:
 
 
 _NODE_COLUMNS = (
-    ("NODE", 12), ("LIVE", 5), ("PAUSED", 6), ("CORES", 6), ("LOAD", 5), ("MEM", 5), ("FREE", 5),
+    ("NODE", 11), ("LIVE", 5), ("PAUSED", 6), ("CORES", 6), ("LOAD", 5), ("MEM", 5), ("FREE", 5),
     ("SWAP", 5), ("DISK", 5), ("STALLED cpu/mem/io", 18),
 )  # fmt: skip
 
