@@ -33,6 +33,7 @@ class Usages:
     unpausable: set[str] = field(default_factory=set[str])
     strangers: list[str] = field(default_factory=list[str])
     """Nodes that are told of and never answer."""
+    node_is_listed: bool = True
 
     def handlers(self) -> Handlers:
         """Return each subject with what answers it."""
@@ -89,7 +90,8 @@ class Usages:
         )
 
     async def nodes(self, body: m.NodeList) -> m.NodePage:
-        return m.NodePage(nodes=[beat_of(name) for name in (self.node, *self.strangers)])
+        own = [self.node] if self.node_is_listed else []
+        return m.NodePage(nodes=[beat_of(name) for name in (*own, *self.strangers)])
 
     async def act(self, body: m.SandboxesAct) -> m.SandboxesActed:
         self.acts.append(body)

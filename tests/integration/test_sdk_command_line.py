@@ -7,14 +7,12 @@ import json
 import os
 import pty
 import signal
-import sys
 import termios
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command_line import Cli, Done
 from sdk_peer import Peer
-from sdk_ways import trainer_address
 from servers import Servers
 
 from sandfleet_common import messages as m
@@ -23,41 +21,9 @@ from sandfleet_common.states import Origin, State
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    status: int
-    out: bytes
-    err: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cli:
-    """Runs `sandfleet` against the peer."""
-
-    environment: dict[str, str]
-
-    async def start(
-        self,
-        *arguments: str,
-        stdin: int = asyncio.subprocess.PIPE,
-        stdout: int = asyncio.subprocess.PIPE,
-    ) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sandfleet.cli", *arguments,
-            stdin=stdin, stdout=stdout, stderr=asyncio.subprocess.PIPE, env=self.environment,
-        )  # fmt: skip
-
-    async def __call__(self, *arguments: str, given: bytes = b"") -> Done:
-        process = await self.start(*arguments)
-        out, err = await process.communicate(given)
-        assert process.returncode is not None
-        return Done(process.returncode, out, err.decode())
-
-
 @pytest.fixture
 def cli(servers: Servers, peer: Peer) -> Cli:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SANDFLEET_")}
-    return Cli(inherited | {"SANDFLEET_NATS": trainer_address(servers), "COLUMNS": "200"})
+    return Cli.on(servers)
 
 
 @pytest.fixture
