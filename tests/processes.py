@@ -120,6 +120,11 @@ class Fleet:
         with Redis.from_url(self.servers.redis.url("admin")) as client:
             client.delete(f"sf:node:{name}")
 
+    def forget_job(self, job_id: str) -> None:
+        """Let the record of a job run out at once."""
+        with Redis.from_url(self.servers.redis.url("admin")) as client:
+            client.delete(f"sf:job:{job_id}", f"sf:job:{job_id}:slots")
+
     async def keep_in_redis(self, node: ScriptedNode) -> None:
         """Let a node be heard by Redis only."""
         for beat in await node.store.nodes():

@@ -14,13 +14,16 @@ from contextlib import asynccontextmanager
 
 from sandfleet_common import subjects as s
 from sandfleet_common.bus import Bus, Subscription
-from sandfleet_common.errors import NotFound, Unreachable
+from sandfleet_common.errors import NotFound, SandfleetError, Unreachable
 from sandfleet_common.ids import new_ulid
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import (
     GIB,
+    ActOutcome,
     Failure,
+    NodeAct,
+    NodeActed,
     NodeBeat,
     NodeCapacity,
     NodeCreate,
@@ -64,6 +67,9 @@ class ScriptedNode:
         """How often each id was really created."""
         self.requests: list[NodeCreate] = []
         self.stopped: list[str] = []
+        self.actions: list[NodeAct] = []
+        self.act: Callable[[NodeAct], SandfleetError | None] = lambda request: None
+        """Why a request to act on many is answered with an error, or None."""
         self._sequence = 0
         self._starting: dict[str, asyncio.Event] = {}
         self._closing = asyncio.Event()
@@ -79,6 +85,7 @@ class ScriptedNode:
         self._subscriptions = [
             await self.bus.serve(s.NODE_CREATE, self._create, node=self.name),
             await self.bus.serve(s.STOP, self._stop, node=self.name),
+            await self.bus.serve(s.NODE_ACT, self._act, node=self.name),
         ]
         await self.beat()
         await self.bus.flush()
@@ -209,6 +216,33 @@ class ScriptedNode:
             self.stopped.append(request.sandbox_id)
             await self.store.save([known])
         return known
+
+    async def _act(self, request: NodeAct) -> NodeActed:
+        self.actions.append(request)
+        self.asked.set()
+        if (problem := self.act(request)) is not None:
+            raise problem
+        outcomes = [await self._act_on(request, name) for name in request.sandbox_ids]
+        await self.gate.wait()
+        if self.losing:
+            self.losing -= 1
+            await self._closing.wait()
+        return NodeActed(outcomes=outcomes)
+
+    async def _act_on(self, request: NodeAct, sandbox_id: str) -> ActOutcome:
+        known = self.sandboxes.get(sandbox_id)
+        if known is None or (known.state in TERMINAL and request.action != "stop"):
+            failure = Failure(code="sandbox_gone", message="it has ended")
+            return ActOutcome(sandbox_id=sandbox_id, failure=failure)
+        if request.action == "stop":
+            info = await self._stop(SandboxStop(sandbox_id=sandbox_id, reason=request.reason))
+            return ActOutcome(sandbox_id=sandbox_id, info=info)
+        state = State.PAUSED if request.action == "pause" else State.RUNNING
+        if known.state != state:
+            known = known.model_copy(update={"state": state, "version": known.version + 1})
+            self.sandboxes[sandbox_id] = known
+            await self.store.save([known])
+        return ActOutcome(sandbox_id=sandbox_id, info=known)
 
 
 def _outcome(item: NodeCreateItem, status: str, why: str) -> Outcome:

@@ -33,8 +33,14 @@ class SchedulerSettings(ServiceSettings):
     """A job whose scheduler has been silent for so long goes to another."""
     event_seconds: float = Field(default=0.05, ge=0)
     """A job's progress is told and recorded once in so long."""
-    stop_at_once: int = Field(default=64, ge=1)
-    """Sandboxes of a cancelled job ended at the same time."""
+    act_seconds: float = Field(default=50, gt=0, le=100)
+    """Pausing, resuming or ending many sandboxes takes no longer; the rest is reported."""
+    act_answer_seconds: float = Field(default=20, gt=0)
+    """A node that has not answered a batch of these for so long is asked again."""
+    act_batches: int = Field(default=2, ge=1, le=16)
+    """Batches of these that one node works on at a time."""
+    creates_waiting: int = Field(default=1000, ge=0)
+    """Single creations that wait for room here; one more is answered with `busy`."""
 
     stream_replicas: int = Field(default=1, ge=1, le=5)
     """Copies JetStream keeps of the queue of jobs."""

@@ -23,6 +23,7 @@ from sandfleet_common.messages import JobState, JobSubmit, NodeCreateItem, Outco
 from sandfleet_common.store import FAILED_SLOT, Store
 
 from . import takeover
+from .actions import Actions
 from .config import SchedulerSettings
 from .core import Reason, refused, sentence
 from .fleet import Fleet, lost_slot
@@ -46,6 +47,7 @@ class Means:
     bus: Bus
     store: Store
     fleet: Fleet
+    actions: Actions
     sender: Sender
     settings: SchedulerSettings
     metrics: SchedulerMetrics
@@ -356,9 +358,7 @@ class JobRun:
 
     async def _end_all(self) -> None:
         held = [holder for holder in self.slots.holders if holder is not None]
-        await self._means.sender.stop_all(
-            ((sandbox_id, node_of(sandbox_id)) for sandbox_id in held), "its job was cancelled"
-        )
+        await self._means.actions.stop(held, "its job was cancelled")
 
     # -------------------------------------------------------------- background
 

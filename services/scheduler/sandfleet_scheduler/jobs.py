@@ -7,7 +7,6 @@ import time
 
 from sandfleet_common.bus import Delivery
 from sandfleet_common.errors import BadRequest, NotFound, Unreachable
-from sandfleet_common.ids import node_of
 from sandfleet_common.messages import (
     JobCancel,
     JobGet,
@@ -159,8 +158,8 @@ class Jobs:
         live = [holder for holder in holders.values() if holder != FAILED_SLOT]
         for part in chunks(live, 1000):
             records = await self._means.store.get_many(part)
-            await self._means.sender.stop_all(
-                [(i.sandbox_id, node_of(i.sandbox_id)) for i in records if i and not i.ended_at],
+            await self._means.actions.stop(
+                [info.sandbox_id for info in records if info and not info.ended_at],
                 "its job was cancelled",
             )
 

@@ -30,3 +30,15 @@ class SchedulerMetrics(Metrics):
         self.nodes_silent = self.gauge("nodes_silent", "Nodes known and not chosen, being silent")
         self.nodes_lost = self.counter("nodes_lost", "Nodes declared lost by this scheduler")
         self.sandboxes_lost = self.counter("sandboxes_lost", "Sandboxes ended with a lost node")
+        self.acted = self.counter(
+            "acted", "Sandboxes paused, resumed or ended with many others", "action", "outcome"
+        )
+        self.creates_waiting = self.gauge(
+            "creates_waiting", "Single creations that wait for room on a node"
+        )
+        self.creates_turned_away = self.counter(
+            "creates_turned_away", "Single creations answered with busy: too many wait"
+        )
+        self.slots_waiting = self.gauge(
+            "slots_waiting", "Sandboxes that jobs of this scheduler wait for"
+        )

@@ -20,6 +20,7 @@ from sandfleet_common.messages import NodeCreateItem, Outcome, SandboxCreate, Sa
 from sandfleet_common.states import Origin, State
 from sandfleet_common.store import Store
 
+from .actions import Actions
 from .core import Reason, refused, sentence
 from .fleet import Fleet
 from .metrics import SchedulerMetrics
@@ -72,6 +73,7 @@ class Placer:
         self,
         store: Store,
         fleet: Fleet,
+        actions: Actions,
         sender: Sender,
         recorder: Recorder,
         metrics: SchedulerMetrics,
@@ -79,6 +81,7 @@ class Placer:
     ) -> None:
         self._store = store
         self._fleet = fleet
+        self._actions = actions
         self._sender = sender
         self._recorder = recorder
         self._metrics = metrics
@@ -181,7 +184,7 @@ class Placer:
             holder = await self._store.claim_key(key, info.sandbox_id)
             if holder != info.sandbox_id:
                 # Another scheduler took us for dead; there must be one sandbox under the key.
-                await self._sender.stop(info.sandbox_id, info.node, "another was created for it")
+                await self._actions.stop([info.sandbox_id], "another was created for it")
                 return await self._join(attempt, holder) or await self._place(attempt)
         return info
 

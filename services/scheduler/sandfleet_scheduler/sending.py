@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sandfleet_common import subjects as s
 from sandfleet_common.bus import Bus, reconnect_delay
-from sandfleet_common.errors import NotFound, SandfleetError, TimedOut, Unavailable, Unreachable
-from sandfleet_common.lifecycle import Tasks
+from sandfleet_common.errors import NotFound, TimedOut, Unavailable, Unreachable
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import (
     NodeCreate,
@@ -18,18 +17,17 @@ from sandfleet_common.messages import (
     Outcome,
     SandboxInfo,
     SandboxSpec,
-    SandboxStop,
 )
 from sandfleet_common.states import Origin, State
 from sandfleet_common.store import Store
 
+from .actions import Actions
 from .config import SchedulerSettings
 from .fleet import Fleet
 from .metrics import SchedulerMetrics
 
 GRACE_SECONDS = 5.0
 """A node ends what is not ready at its deadline; its answer may take so much longer."""
-STOP_SECONDS = 15.0
 
 
 class NotSent(Exception):
@@ -44,6 +42,7 @@ class Sender:
         bus: Bus,
         store: Store,
         fleet: Fleet,
+        actions: Actions,
         settings: SchedulerSettings,
         metrics: SchedulerMetrics,
         log: Logger,
@@ -51,6 +50,7 @@ class Sender:
         self._bus = bus
         self._store = store
         self._fleet = fleet
+        self._actions = actions
         self._settings = settings
         self._metrics = metrics
         self._log = log
@@ -129,39 +129,6 @@ class Sender:
         asked = {item.sandbox_id for item in items}
         return [outcome for outcome in reply.outcomes if outcome.sandbox_id in asked]
 
-    async def stop(self, sandbox_id: str, node: str, reason: str) -> None:
-        """End a sandbox; that it is gone already, or its node, is no error."""
-        try:
-            await self._bus.ask(
-                s.STOP,
-                SandboxStop(sandbox_id=sandbox_id, reason=reason),
-                within=STOP_SECONDS,
-                resend=True,
-                node=node,
-            )
-        except NotFound:
-            return
-        except SandfleetError as problem:
-            self._log.warning("sandbox.stop_failed", sandbox=sandbox_id, error=str(problem))
-
-    async def stop_all(self, sandboxes: Iterable[tuple[str, str]], reason: str) -> None:
-        """End many, given as (sandbox id, node), some at a time."""
-        gate = asyncio.Semaphore(self._settings.stop_at_once)
-
-        async def one(sandbox_id: str, node: str) -> None:
-            try:
-                await self.stop(sandbox_id, node, reason)
-            finally:
-                gate.release()
-
-        async with Tasks(self._log) as tasks:
-            running: list[asyncio.Task[None]] = []
-            for sandbox_id, node in sandboxes:
-                await gate.acquire()
-                running.append(tasks.start(one(sandbox_id, node), "stop sandbox"))
-            if running:
-                await asyncio.wait(running)
-
     async def abandon(self, infos: Sequence[SandboxInfo], reason: str) -> None:
         """Make sure that sandboxes of unknown fate end, should they exist.
 
@@ -183,7 +150,7 @@ class Sender:
             await self._store.save(ended)
         except Unreachable as problem:
             self._log.warning("sandbox.abandon_failed", error=str(problem))
-        await self.stop_all([(info.sandbox_id, info.node) for info in infos], reason)
+        await self._actions.stop([info.sandbox_id for info in infos], reason)
 
 
 def placing(item: NodeCreateItem, node: str) -> SandboxInfo:

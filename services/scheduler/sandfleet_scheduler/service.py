@@ -23,6 +23,7 @@ from sandfleet_common.messages import (
 )
 from sandfleet_common.store import ENDED_SECONDS, Store
 
+from .actions import Actions
 from .config import SchedulerSettings
 from .core import Core
 from .fleet import Fleet
@@ -57,10 +58,13 @@ class Scheduler:
         self._log = log
         core = Core(Random(), choices=settings.choices, silent_seconds=settings.node_silent_seconds)
         self._fleet = Fleet(bus, store, core, settings, metrics, log)
-        sender = Sender(bus, store, self._fleet, settings, metrics, log)
+        self._actions = Actions(bus, store, self._fleet, settings, metrics, log)
+        sender = Sender(bus, store, self._fleet, self._actions, settings, metrics, log)
         self._recorder = Recorder(store, log)
-        self._placer = Placer(store, self._fleet, sender, self._recorder, metrics, log)
-        self._means = Means(bus, store, self._fleet, sender, settings, metrics, log)
+        self._placer = Placer(
+            store, self._fleet, self._actions, sender, self._recorder, metrics, log
+        )
+        self._means = Means(bus, store, self._fleet, self._actions, sender, settings, metrics, log)
         self._jobs = Jobs(self._means)
         self._serving: list[Subscription] = []
         self._taking: asyncio.Task[None] | None = None
@@ -101,6 +105,12 @@ class Scheduler:
                 s.SANDBOX_CREATE, self._placer.create, queue=queue, within=CREATE_SECONDS
             ),
             await bus.serve(s.SANDBOX_GET, self._get, queue=queue),
+            await bus.serve(
+                s.SANDBOXES_ACT,
+                self._actions.act,
+                queue=queue,
+                within=self._means.settings.act_seconds + 10,
+            ),
             await bus.serve(s.SANDBOX_LIST, self._list, queue=queue),
             await bus.serve(s.NODE_LIST, self._nodes, queue=queue),
             await bus.serve(s.JOB_GET, self._jobs.get, queue=queue),

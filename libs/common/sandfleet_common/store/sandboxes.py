@@ -67,11 +67,15 @@ class SandboxRecords(JobRecords):
             after = ids[-1]
 
     async def _ids(self, query: SandboxList, after: str | None) -> list[str]:
-        """Return the next page of ids that may match, newest first."""
+        """Return the next page of ids that may match, newest first.
+
+        A job's sandboxes may outlive its record: then they are among all the others.
+        """
         ended = _wants_ended(query)
-        if query.job_id is not None:
-            known = (await self.job_slots(query.job_id)).values()
-            ids = sorted({i for i in known if i != FAILED_SLOT}, key=_order, reverse=True)
+        slots = await self.job_slots(query.job_id) if query.job_id is not None else {}
+        if slots:
+            known = {holder for holder in slots.values() if holder != FAILED_SLOT}
+            ids = sorted(known, key=_order, reverse=True)
         elif query.node is not None and not ended:
             ids = sorted(await self.live_on(query.node), key=_order, reverse=True)
         else:
