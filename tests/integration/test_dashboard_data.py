@@ -102,10 +102,14 @@ async def _use(trainer: AsyncClient, endpoints: Endpoints) -> None:
     async with await trainer.create(SMALL) as sandbox:
         await sandbox.run(["true"])
         await sandbox.run(["python3", "-c", ATTEMPT])
+        await sandbox.pause(wait=5)
+        await sandbox.run(["true"])
         await _show(endpoints, sandbox.id)
     async with trainer.job(SMALL, count=2, deadline_seconds=20) as job:
         async for ready in job.ready():
             await ready.run(["true"])
+    await trainer.call("print(6 * 7)")
+    await trainer.usage()
     with pytest.raises(SandfleetError):
         await trainer.create(HUGE, deadline=0.2)
 
@@ -146,13 +150,14 @@ async def test_every_query_returns_data(
     trainer: AsyncClient,
 ) -> None:
     missing = [*panel_queries(), *(("variable", text) for text in variable_queries())]
-    for _ in range(ROUNDS):
-        await _use(trainer, platform[1])
-        await _be_refused(trainer)
-        missing = [(where, text) for where, text in missing if not _ask(prometheus, text)]
-        if not missing:
-            break
-        await asyncio.sleep(1)
+    async with await trainer.create(SMALL):
+        for _ in range(ROUNDS):
+            await _use(trainer, platform[1])
+            await _be_refused(trainer)
+            missing = [(where, text) for where, text in missing if not _ask(prometheus, text)]
+            if not missing:
+                break
+            await asyncio.sleep(1)
     assert missing == []
 
 

@@ -32,12 +32,14 @@ async def until(
     node: RunningNode, sandbox_id: str, fact: Callable[[m.SandboxUsage], bool]
 ) -> m.SandboxUsage:
     """Wait until a sandbox's usage is as it should be, or fail with what it is."""
+    found = await used(node, sandbox_id)
     for _ in range(200):
-        found = await used(node, sandbox_id)
         if fact(found):
-            return found
+            break
         await asyncio.sleep(0.05)
-    pytest.fail(f"it stayed at {found}")
+        found = await used(node, sandbox_id)
+    assert fact(found), found
+    return found
 
 
 async def test_a_new_sandbox_has_used_little_and_has_its_limits(node: RunningNode) -> None:
@@ -70,6 +72,32 @@ async def test_memory_in_use_shows_and_its_peak_stays(node: RunningNode) -> None
     await node.ask(s.EXEC_SIGNAL, signal)
     freed = await until(node, sandbox, lambda u: u.memory_bytes < held.memory_bytes - 8 * m.MIB)
     assert freed.memory_peak_bytes >= held.memory_bytes
+
+
+async def test_a_file_that_is_written_shows_on_disk(node: RunningNode) -> None:
+    sandbox = await node.create()
+    before = await used(node, sandbox)
+    await node.run(sandbox, "sh", "-c", "dd if=/dev/urandom of=/root/file bs=1M count=8; sync")
+    grown = await until(node, sandbox, lambda u: u.disk_bytes >= before.disk_bytes + 8 * m.MIB)
+    assert grown.disk_bytes < before.disk_bytes + 16 * m.MIB
+    await node.run(sandbox, "sh", "-c", "rm /root/file; sync")
+    await until(node, sandbox, lambda u: u.disk_bytes < grown.disk_bytes - 7 * m.MIB)
+
+
+async def test_reading_usage_does_not_resume_a_paused_sandbox(node: RunningNode) -> None:
+    sandbox = await node.create()
+    await node.run(sandbox, "sh", "-c", "while :; do :; done", wait_seconds=0, background=True)
+    paused = await node.ask(s.PAUSE, m.SandboxPause(sandbox_id=sandbox))
+    assert paused.state == "paused"
+    first = await used(node, sandbox)
+    second = await until(node, sandbox, lambda u: u.cpu_cores == 0)
+    assert (first.state, second.state) == ("paused", "paused")
+    assert second.cpu_seconds == first.cpu_seconds
+    found = await top(node)
+    assert (found.count, found.paused) == (1, 1)
+    assert node.node.sandboxes.find(sandbox).state == "paused"
+    await node.ask(s.RESUME, m.SandboxResume(sandbox_id=sandbox))
+    await until(node, sandbox, lambda u: u.cpu_seconds > second.cpu_seconds)
 
 
 async def test_processes_are_counted(node: RunningNode) -> None:
@@ -143,12 +171,12 @@ async def test_all_sandboxes_are_looked_at_also_when_nobody_asks(house: NodeHous
         for _ in range(3):
             await node.create()
         await asyncio.sleep(0.2)
+        looked_at = 'sandfleet_node_each_memory_bytes_bucket{le="+Inf"}'
         for _ in range(200):
-            page = node.node.metrics.page().decode()
-            if 'sandfleet_node_each_memory_bytes_bucket{le="+Inf"} 3.0' in page:
+            if samples(node.node.metrics.page())[looked_at] == 3:
                 return
             await asyncio.sleep(0.05)
-        pytest.fail(page)
+        pytest.fail("not all were looked at")
 
 
 def samples(page: bytes) -> dict[str, float]:

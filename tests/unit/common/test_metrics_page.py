@@ -57,3 +57,23 @@ async def test_anything_else_is_not_found() -> None:
     async with exposed(Metrics("demo"), Health(), host="127.0.0.1", port=0) as port:
         for request in (get("/"), b"POST /metrics HTTP/1.1\r\n\r\n", b"rubbish\r\n\r\n"):
             assert (await fetch(port, request))[0] == 404
+
+
+def test_a_distribution_counts_what_is_there_now() -> None:
+    metrics = Metrics("demo")
+    each = metrics.distribution("each_bytes", "Things by size", (1, 10))
+    each.set([0, 1, 5, 10, 11])
+    each.set([1, 2, 11, 12])
+    assert [line for line in metrics.page().decode().splitlines() if line[0] != "#"] == [
+        'sandfleet_demo_each_bytes_bucket{le="1.0"} 1.0',
+        'sandfleet_demo_each_bytes_bucket{le="10.0"} 2.0',
+        'sandfleet_demo_each_bytes_bucket{le="+Inf"} 4.0',
+    ]
+
+
+def test_what_is_not_counted_as_it_happens_is_measured_for_each_page() -> None:
+    metrics = Metrics("demo")
+    room = metrics.gauge("room_bytes", "Room")
+    metrics.on_page.append(lambda: room.inc(2))
+    metrics.page()
+    assert b"sandfleet_demo_room_bytes 4.0" in metrics.page()

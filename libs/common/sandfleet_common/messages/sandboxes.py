@@ -225,7 +225,8 @@ class SandboxUsage(Message):
     job_id: str | None = None
     cpu_seconds: float = 0
     cpu_cores: float = 0
-    """Cores in use, over the last few seconds."""
+    """Cores in use since the look before this one: seconds when somebody asks again and again,
+    a minute at most."""
     memory_bytes: int = 0
     """Now, page cache and shared memory included."""
     memory_peak_bytes: int = 0
@@ -234,6 +235,7 @@ class SandboxUsage(Message):
     disk_bytes: int = 0
     disk_limit_bytes: int = 0
     processes: int = 0
+    """Threads count, too, and so does its first process."""
     egress_bytes: int = 0
     """Sent through anything but loopback."""
     idle_seconds: float = 0
