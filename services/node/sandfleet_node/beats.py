@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from sandfleet_common.bus import Bus
 from sandfleet_common.errors import NotFound, Unreachable
@@ -62,6 +63,8 @@ class Beats:
         self.is_redis_up = True
         self._sequence = 0
         self._busy = asyncio.Lock()
+        self.calls_under_way: Callable[[], int] = lambda: 0
+        """How many function calls run or wait."""
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -126,7 +129,7 @@ class Beats:
             at=time.time(),
             state=NodeState.DRAINING if load.is_draining else NodeState.READY,
             runtimes=["native"],
-            environments=self._environments(),
+            environments=self.environments(),
             capacity=self._limits.as_capacity(),
             requested=load.as_capacity(),
             starting=load.starting,
@@ -140,6 +143,7 @@ class Beats:
             swap_free_bytes=reading.swap_free_bytes,
             inodes_free=reading.inodes_free,
             starts_per_second=load.starts.per_second(now),
+            calls=self.calls_under_way(),
         )
 
     def _judge(self, reading: Reading) -> None:
@@ -156,7 +160,8 @@ class Beats:
         if before != (gate.refusing is None, gate.slowing is None):
             self._log.info("admission.changed", refusing=gate.refusing, slowing=gate.slowing)
 
-    def _environments(self) -> list[str]:
+    def environments(self) -> list[str]:
+        """Return the names of the environments there are."""
         try:
             return self._layers.environments()
         except (OSError, NotFound) as problem:
@@ -168,6 +173,17 @@ class Beats:
         metrics.memory_available.set(reading.memory_available_bytes)
         metrics.disk_free.set(reading.disk_free_bytes)
         metrics.load_per_core.set(reading.load_per_core)
+        metrics.swap_free.set(reading.swap_free_bytes)
+        if reading.inodes_free is not None:
+            metrics.inodes_free.set(reading.inodes_free)
+        for name, value in reading.pressure:
+            if value is not None:
+                want, _, kind = name.partition("_")
+                metrics.pressure.labels(want, kind).set(value)
+        now = time.monotonic()
+        metrics.refusing.set(closed(load, self._limits, now) is not None)
+        metrics.slowed.set(self._gate.slowing is not None)
+        metrics.starts_per_second.set(load.starts.per_second(now))
         metrics.requested_cpu.set(load.cpu)
         metrics.requested_memory.set(load.memory_bytes)
         metrics.capacity_cpu.set(self._limits.cpu)

@@ -74,6 +74,16 @@ class NodeSettings(ServiceSettings):
     """How long the effect of one step against a want of memory or disk is waited for."""
     shed_rest_seconds: float = Field(default=30, gt=0)
     """When no step helps, they begin anew after so long."""
+    disk_cap: Literal["auto", "pool", "accounting"] = "auto"
+    """What holds sandboxes to their disk: a pool (btrfs with simple quotas in an image below
+    the state directory: Linux 6.7, btrfs-progs), accounting (one that is found over its cap
+    is ended), or the pool where there can be one."""
+    disk_pool_bytes: int = Field(default=0, ge=0)
+    """Size of the pool's image, which takes only what is written in it; 0: the size of the
+    state directory's file system."""
+    disk_reserve_bytes: int = Field(default=512 * 1024**2, ge=0)
+    """Sandboxes' writes fail while less than this is free on the disk below the pool, which
+    would break if that were full. Should be less than disk_floor_bytes."""
     sandboxes_max: int = Field(default=4000, gt=0, le=30_000)
     """Sandboxes alive at once."""
     starting_limit: int = Field(default=512, gt=0)
@@ -97,6 +107,28 @@ class NodeSettings(ServiceSettings):
     """Cold memory of a sandbox that was idle for so long goes to swap; 0: never."""
     reclaim_cpu_cores: float = Field(default=0.02, gt=0, le=1)
     """How much CPU time looking for cold memory may take."""
+
+    function_warm_min: int = Field(default=0, ge=0, le=256)
+    """Warm sandboxes that an environment keeps once its functions have been called."""
+    function_warm_max: int = Field(default=0, ge=0, le=256)
+    """Warm sandboxes of one environment, each for one call at a time; 0: two for each core."""
+    function_queue: int = Field(default=1024, ge=0, le=16_384)
+    """Function calls of one environment that may wait for a warm sandbox."""
+    function_calls_each: int = Field(default=1000, gt=0, le=40_000)
+    """A warm sandbox is replaced after so many calls."""
+    function_idle_seconds: float = Field(default=300, gt=0)
+    """A warm sandbox ends when it was not called for so long."""
+    function_cpu: float = Field(default=2, gt=0)
+    """Cores of one warm sandbox."""
+    function_memory_bytes: int = Field(default=1024**3, ge=64 * 1024**2)
+    """Memory of one warm sandbox, files and output of its call included."""
+    function_disk_bytes: int = Field(default=1024**3, ge=16 * 1024**2)
+    """Disk of one warm sandbox."""
+    function_pids: int = Field(default=512, ge=16)
+    """Processes and threads of one warm sandbox; a call may allow itself fewer."""
+    function_imports: list[str] = Field(default_factory=lambda: ["numpy"])
+    """Imported by a warm sandbox, beside common parts of Python's library, where the environment
+    has them. An environment names more in its note `imports`, separated by commas."""
 
     uid_base: int = Field(default=0x7000_0000, ge=IDS_EACH)
     """First host id of the sandboxes' ranges; a multiple of 65536."""

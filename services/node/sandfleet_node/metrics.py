@@ -21,14 +21,39 @@ class NodeMetrics(Metrics):
         self.endings = self.counter(
             "endings", "Sandboxes that ended, by state and origin", "state", "origin"
         )
+        self.pauses = self.counter("pauses", "Sandboxes paused, by who asked for it", "by")
+        self.resume = self.seconds("resume", "From asking a paused sandbox to run until it does")
+        self.given_back = self.counter(
+            "given_back_bytes", "Memory given back, by pausing and from idle sandboxes", "by"
+        )
+        self.prefetched = self.counter("prefetched_bytes", "Read from swap ahead after a pause")
+        self.swap = self.gauge("swap_bytes", "Swap of the machine")
+        self.swap_free = self.gauge("swap_free_bytes", "Free swap of the machine")
         self.commands = self.counter("commands", "Commands started")
         self.command = self.seconds("command", "From a request's arrival to its answer")
+        self.function_calls = self.counter("function_calls", "Calls that ended, by status", "status")
+        self.function_run = self.seconds("function_run", "From a warm sandbox to the answer")
+        self.function_wait = self.seconds("function_wait", "Calls waiting for a warm sandbox")
+        self.function_recycles = self.counter(
+            "function_recycles", "Warm sandboxes that ended, by reason", "reason"
+        )
+        self.warm_sandboxes = self.gauge("warm_sandboxes", "Sandboxes warm for function calls")
         self.operations = self.counter("operations", "Requests served, by operation", "operation")
         self.streams = self.gauge("streams", "Client streams that are open")
         self.records_waiting = self.gauge("records_waiting", "Records not in Redis yet")
         self.launcher_starts = self.counter("launcher_starts", "Connections made to a launcher")
         self.memory_available = self.gauge("memory_available_bytes", "Memory available")
         self.disk_free = self.gauge("disk_free_bytes", "Disk free below the state directory")
+        self.inodes_free = self.gauge("inodes_free", "Files that the node's disk can still hold")
+        self.pressure = self.gauge(
+            "pressure_percent", "Time that work stood still in the last ten seconds", "want", "kind"
+        )
+        self.refusing = self.gauge("refusing", "1 while no sandbox is taken, whatever the reason")
+        self.slowed = self.gauge("slowed", "1 while fewer sandboxes are set up at once")
+        self.starts_per_second = self.gauge("starts_per_second", "Sandboxes that become ready")
+        self.shedding = self.counter(
+            "shedding_steps", "Steps taken against a want of memory or disk", "want", "step"
+        )
         self.load_per_core = self.gauge("load_per_core", "Load average of a minute, for each core")
         self.requested_memory = self.gauge("requested_memory_bytes", "Memory promised to sandboxes")
         self.requested_cpu = self.gauge("requested_cpu_cores", "Cores promised to sandboxes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -17,6 +17,7 @@ from sandfleet_common.states import TERMINAL, Origin, State
 from sandfleet_common.store import Store
 from sandfleet_common.wire import Frame
 
+from .acting import Acting
 from .adoption import LAUNCHER_DIED, Adoption
 from .beats import Beats
 from .cgroups import Cgroups, detect
@@ -25,23 +26,27 @@ from .commandtable import Keeping
 from .config import NodeSettings
 from .core import Load, closed, is_to_pause
 from .creation import Creation, Workshop
+from .disk import Disks
 from .ending import Ending
 from .files import Files
 from .freezer import Freezer
+from .functions import FunctionCalls
 from .janitor import Janitor
 from .keeper import Keeper
 from .launcher import Listeners
 from .layers import LayerStore
-from .machine import limits_of, raise_file_limit, read_machine, thresholds_of
+from .machine import depths_of, limits_of, raise_file_limit, read_machine, thresholds_of
 from .metrics import NodeMetrics
 from .outbox import Outbox
 from .pausing import Pausing
 from .phases import Phases
 from .places import Places
 from .pressure import Gate
+from .reclaim import Reclaimer
 from .records import Records
 from .sandbox import Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
+from .shedder import Shedder
 from .swap import Swap, remove_swap
 from .tombstones import Tombstones
 from .turnstile import Turnstile
@@ -88,7 +93,7 @@ class Node:
         self.records = Records(store, self._on_outdated, log)
         self.outbox = Outbox(bus, log)
         self.janitor = Janitor(self.places.trash, log)
-        self.streams = ClientStreams(bus.publish_raw, tasks.start, log)
+        self.streams = ClientStreams(bus.publish_raw, tasks.start, self._awake, log)
         self.watches = Watches(self.outbox.tell)
         self.files = Files()
         ranges = IdRanges(settings.uid_base, settings.sandboxes_max)
@@ -100,8 +105,13 @@ class Node:
             settings.binary(), self.places.run, settings.orphan_seconds,
             self.load, metrics, tasks, log,
         )  # fmt: skip
+        self.disks = Disks(
+            self.places, settings.disk_cap, settings.disk_pool_bytes, settings.disk_reserve_bytes,
+            self.cgroups, self._end_for_disk, self._lose_disks, pool, log,
+        )  # fmt: skip
+        self.keeper.on_open.append(self.disks.prepare)
         self.ending = Ending(
-            self.sandboxes, self.keeper, self.cgroups, ranges, self.places, self.janitor,
+            self.sandboxes, self.keeper, self.cgroups, self.disks, ranges, self.places, self.janitor,
             pool, tasks, log,
         )  # fmt: skip
         self.ending.on_end += [
@@ -122,27 +132,42 @@ class Node:
             self.swap, settings.pausing_at_once, settings.prefetch_bytes, self.memory_pool,
             tasks, metrics, log,
         )  # fmt: skip
-        self.ending.on_end.append(self.pausing.forget)
+        self.reclaimer = Reclaimer(
+            self.sandboxes, self.pausing, self.swap, settings.reclaim_idle_seconds,
+            settings.reclaim_cpu_cores, self.memory_pool, metrics, log,
+        )  # fmt: skip
+        self.acting = Acting(self.sandboxes, self.pausing, self.ending, self.records)
+        self.ending.on_end += [self.pausing.forget, self.reclaimer.forget]
         self.usage = Usage(
             settings.name, settings.usage_seconds, self.sandboxes, self.cgroups, pool, metrics
         )
+        self.usage.disk_usage = self.disks.usage
         self.ending.on_end.append(self.usage.on_end)
+        self.shedder = Shedder(
+            settings.state_dir, *depths_of(settings), self.sandboxes, self.ending, self.cgroups,
+            self.reclaimer.reclaim_idle, self.pausing.pause_idle, self.disks.usage, pool, tasks, metrics, log,
+        )  # fmt: skip
         keeping = Keeping(settings.commands_kept, settings.output_kept_bytes)
         hearers = Hearers(on_closed=self.ending.on_closed, on_watch=self._on_watch)
         workshop = Workshop(settings.name, self.places, self.cgroups, keeping, hearers, log)
         self.creation = Creation(
             settings.name, self.limits, self.turnstile, workshop, self.sandboxes,
-            self.ending, self.keeper, self.layers, self.cgroups, ranges, self.records,
+            self.ending, self.keeper, self.layers, self.cgroups, self.disks, ranges, self.records,
             pool, tasks, metrics, log,
         )  # fmt: skip
         self.adoption = Adoption(
             settings.name, workshop, self.sandboxes, self.ending, self.keeper, self.cgroups,
-            ranges, self.places, self.pausing, log,
+            self.disks, ranges, self.places, self.pausing, log,
+        )  # fmt: skip
+        self.functions = FunctionCalls(
+            settings, self.creation, self.sandboxes, self.ending, self.layers,
+            self.cgroups.oom_kills, tasks, metrics, log,
         )  # fmt: skip
         self.beats = Beats(
             settings, self.limits, self.gate, self.turnstile, self.sandboxes, self.layers,
             self.records, bus, store, metrics, log,
         )  # fmt: skip
+        self.beats.calls_under_way = lambda: self.functions.under_way
         self.listeners = Listeners(
             on_exit=self.ending.on_exit,
             on_channel=self.adoption.on_channel,
@@ -177,12 +202,17 @@ class Node:
         await self.adoption.adopt(await self.keeper.open(self.listeners))
         for sandbox in self.sandboxes:
             self.phases.adopt(sandbox)
+        self.functions.end_strangers()
         self.tasks.start(self.janitor.run(), "janitor", critical=True)
         self.tasks.start(self.phases.run(), "phases", critical=True)
+        self.tasks.start(self.shedder.run(), "shedder", critical=True)
         self.tasks.start(self._end_in_time(), "dates", critical=True)
+        self.tasks.start(self.reclaimer.run(), "reclaim", critical=True)
         self.tasks.start(self._sweep(), "sweep", critical=True)
         self.tasks.start(self.usage.run(), "usage", critical=True)
         self.tasks.start(self._reconcile(), "reconcile")
+        self.tasks.start(self.disks.run(), "disks", critical=True)
+        self.tasks.start(self.disks.accounting.run(), "disk accounting", critical=True)
 
     def _close(self) -> None:
         self.pausing.close()
@@ -192,10 +222,12 @@ class Node:
                 sandbox.link.close()
             sandbox.commands.close()
         self.keeper.close()
+        self.disks.close()
 
     async def stop_all(self, reason: str) -> None:
         """End every sandbox and the launcher, and remove what is left of them."""
         self.load.is_draining = True
+        self.functions.close("stopped")
         endings = [
             self.ending.begin(sandbox, State.STOPPED, reason, Origin.PLATFORM)
             for sandbox in self.sandboxes
@@ -207,6 +239,7 @@ class Node:
             self.memory_pool, remove_swap, self.places.swap, self.log
         )
         await self.janitor.empty()
+        await asyncio.to_thread(self.disks.discard)
         self.cgroups.close()
 
     def drain(self, draining: bool) -> None:
@@ -267,8 +300,22 @@ class Node:
     def _close_streams(self, sandbox: Sandbox) -> None:
         self.streams.forget(sandbox, gone(sandbox.info()))
 
+    async def _awake(self, sandbox: Sandbox) -> None:
+        await self.pausing.awake(sandbox)
+
     def _on_watch(self, sandbox: Sandbox, frame: Frame) -> None:
         self.watches.on_event(sandbox, frame)
+
+    def _end_for_disk(self, sandbox_id: str, reason: str) -> None:
+        sandbox = self.sandboxes.find(sandbox_id)
+        if sandbox is not None:
+            self.ending.begin(sandbox, State.FAILED, reason, Origin.AGENT)
+
+    def _lose_disks(self, sandbox_ids: Sequence[str], reason: str) -> None:
+        for sandbox_id in sandbox_ids:
+            sandbox = self.sandboxes.find(sandbox_id)
+            if sandbox is not None:
+                self.ending.begin(sandbox, State.FAILED, reason, Origin.PLATFORM)
 
     def _on_launcher_lost(self) -> None:
         """Fail all sandboxes: they have died with the launcher."""

@@ -8,11 +8,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from sandfleet_common import wire
 from sandfleet_common.errors import SandboxFailed, SandboxGone, SandfleetError
-from sandfleet_common.messages import ExecStart, NodeCreateItem, SandboxInfo, SandboxSpec
+from sandfleet_common.messages import (
+    ExecStart,
+    IdleAction,
+    NodeCreateItem,
+    SandboxInfo,
+    SandboxSpec,
+)
 from sandfleet_common.states import Origin, State
 from sandfleet_common.wire import Frame, FrameType, Tag
 
@@ -21,6 +27,7 @@ from .commands import Command
 from .commandtable import CommandTable
 from .core import Life, next_state
 from .places import write_whole
+from .turns import Turn
 
 FIRST_VERSION = 10
 """Of a sandbox's record when its node takes it on; schedulers write lower ones before."""
@@ -48,6 +55,16 @@ class Hearers:
     """A watched file changed."""
 
 
+class Tap(Protocol):
+    """Takes the frames of one command, which it has started by itself."""
+
+    number: int
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take one frame of that command."""
+        ...
+
+
 class Sandbox:
     """State, record, channel and commands of one sandbox."""
 
@@ -68,10 +85,12 @@ class Sandbox:
         "ground",
         "hearers",
         "id",
+        "is_greeted",
         "job_id",
         "link",
         "node",
         "origin",
+        "paused_at",
         "pid",
         "queued_ms",
         "ready_at",
@@ -82,7 +101,11 @@ class Sandbox:
         "starting",
         "state",
         "status",
+        "tap",
+        "ttl_left_seconds",
+        "turn",
         "uid",
+        "uses",
         "version",
     )
 
@@ -117,17 +140,27 @@ class Sandbox:
         self.start_ms: float | None = None
         self.reason: str | None = None
         self.origin: Origin | None = None
+        self.paused_at: float | None = None
+        self.ttl_left_seconds: float | None = None
         self.pid = 0
         """On the host; 0 while there is none."""
         self.status: int | None = None
         """Raw wait status of the first process, once it has gone."""
         self.link: AgentLink | None = None
+        self.tap: Tap | None = None
+        """Who takes the frames of one command instead of the table of commands."""
         self.failure: SandfleetError | None = None
         """Why it did not start."""
         self.starting: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the launcher has said that it is gone entirely."""
+        self.uses = 0
+        """Operations under way that wait for its agent: it cannot be paused meanwhile."""
+        self.turn: Turn | None = None
+        """Once it has been paused: who may do that, or resume it, now."""
+        self.is_greeted = False
+        """Its agent has answered this service."""
         self._hello: asyncio.Future[list[Frame]] | None = None
         self._told: list[Frame] = []
         self._last_id = 0
@@ -148,6 +181,8 @@ class Sandbox:
         """Go on to another state."""
         self.state = next_state(self.state, state)
         self.version += 1
+        if state is not State.PAUSED:
+            self.paused_at = self.ttl_left_seconds = None
         if reason is not None:
             self.reason, self.origin = reason, origin
 
@@ -169,6 +204,8 @@ class Sandbox:
             start_ms=self.start_ms,
             reason=self.reason,
             origin=self.origin,
+            paused_at=self.paused_at,
+            ttl_left_seconds=self.ttl_left_seconds,
         )
 
     def save(self) -> None:
@@ -189,6 +226,7 @@ class Sandbox:
         self.job_id, self.slot = info.job_id, info.slot
         self.created_at, self.ready_at = info.created_at, info.ready_at
         self.expires_at = info.expires_at
+        self.paused_at, self.ttl_left_seconds = info.paused_at, info.ttl_left_seconds
         self.queued_ms, self.start_ms = info.queued_ms, info.start_ms
         return self
 
@@ -201,7 +239,22 @@ class Sandbox:
             idle_seconds=self.spec.idle_seconds,
             active_at=self.active_at,
             is_busy=self.commands.foreground > 0,
+            idle_pauses=self.spec.idle_action is IdleAction.PAUSE,
+            is_paused=self.state is State.PAUSED,
         )
+
+    def begin_pause(self, now: float) -> None:
+        """Stop the clock of its time to live; that of the pause runs instead."""
+        left = None if self.expires_at is None else max(0.0, self.expires_at - now)
+        self.paused_at, self.ttl_left_seconds = now, left
+        limit = self.spec.paused_ttl_seconds
+        self.expires_at = None if limit is None else now + limit
+
+    def end_pause(self, now: float) -> None:
+        """Let its time to live count again."""
+        left = self.ttl_left_seconds
+        self.expires_at = None if left is None else now + left
+        self.active_at = now
 
     def touch(self) -> None:
         """Its user did something."""
@@ -263,6 +316,7 @@ class Sandbox:
             raise SandboxFailed("its agent did not answer") from None
         finally:
             self._hello = None
+        self.is_greeted = True
         self.commands.resume(link, told)
 
     async def adopt(self, link: AgentLink) -> None:
@@ -271,9 +325,14 @@ class Sandbox:
         Raises:
             SandboxFailed: the agent does not answer.
         """
+        self.adopt_frozen(link)
+        await self.greet(link)
+
+    def adopt_frozen(self, link: AgentLink) -> None:
+        """Take over a sandbox whose agent cannot answer now; `greet` has to follow."""
+        self.link = link
         self._skip_ids()
         self.commands.recover()
-        await self.greet(link)
 
     async def start_command(self, request: ExecStart) -> Command:
         """Start a command with the sandbox's own environment, user and directory beneath."""
@@ -288,6 +347,9 @@ class Sandbox:
 
     def on_frame(self, frame: Frame) -> None:
         """Take one frame from its agent."""
+        if self.tap is not None and frame.id == self.tap.number:
+            self.tap.on_frame(frame)
+            return
         handler = self._handlers.get(frame.type)
         if handler is not None:
             handler(self, frame)

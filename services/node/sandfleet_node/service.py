@@ -15,9 +15,17 @@ from sandfleet_common.lifecycle import Health
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import NodeDrain, Ok
 from sandfleet_common.store import Store
-from sandfleet_common.subjects import NODE_CREATE, NODE_DRAIN, NODE_USAGE, Subject, io_subject
+from sandfleet_common.subjects import (
+    NODE_ACT,
+    NODE_CREATE,
+    NODE_DRAIN,
+    NODE_USAGE,
+    Subject,
+    io_subject,
+)
 
 from .config import NodeSettings
+from .functions import Hearing
 from .metrics import NodeMetrics
 from .node import Node
 from .operations import Operations
@@ -69,6 +77,7 @@ class NodeService:
         self._health = health
         self._log = log
         self._heard: list[Subscription] = []
+        self._calls: Hearing | None = None
         self.node: Node | None = None
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -92,6 +101,8 @@ class NodeService:
         """Take no more requests, bring records up to date, and, if set so, end all sandboxes."""
         for subscription in self._heard:
             await subscription.close()
+        if self._calls is not None:
+            await self._calls.close()
         node = self.node
         if node is None:
             return
@@ -118,12 +129,14 @@ class NodeService:
         self._health.warnings["store"] = lambda: (
             None if node.beats.is_redis_up else "Redis does not answer"
         )
+        self._health.warnings["swap"] = lambda: node.swap.problem
 
     async def _listen(self, node: Node) -> None:
         name = self._settings.name
         await self._serve(NODE_CREATE, node.creation.create, within=_CREATE_SECONDS)
         await self._serve(NODE_DRAIN, partial(self._drain_node, node))
         await self._serve(NODE_USAGE, node.usage.top)
+        await self._serve(NODE_ACT, node.acting.act)
         for subject, handler in Operations(node).table():
             await self._serve(subject, handler)
         wildcard = io_subject(name, "x").removesuffix("x") + "*"
@@ -132,6 +145,14 @@ class NodeService:
             await node.streams.on_message(subject.rpartition(".")[2], payload)
 
         self._heard.append(await self._bus.subscribe_raw(wildcard, on_frame))
+        self._calls = Hearing(
+            self._bus,
+            node.functions,
+            lambda: [] if node.load.is_draining else node.beats.environments(),
+            self._log,
+        )
+        await self._calls.look()
+        node.tasks.start(self._calls.run(), "function calls", critical=True)
         await self._bus.flush()
 
     async def _serve(

@@ -1,0 +1,69 @@
+"""Results of lately ended calls, so that a request sent twice runs once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from sandfleet_common.messages import FunctionResult
+
+KEPT_SECONDS = 60.0
+KEPT = 512
+KEPT_BYTES = 16 * 1024 * 1024
+
+
+class Recent:
+    """Calls under way and their results, by request id."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Future[FunctionResult | None] | None] = {}
+        self._ended: OrderedDict[str, tuple[float, FunctionResult, int]] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def once(
+        self, request_id: str, run: Callable[[], Awaitable[FunctionResult]], now: float
+    ) -> FunctionResult:
+        """Return what `run` returns, or returned when the same id was asked for before.
+
+        What raised an error has not run, and is tried again.
+        """
+        while request_id in self._running:
+            waiting = self._running[request_id]
+            if waiting is None:
+                waiting = asyncio.get_running_loop().create_future()
+                self._running[request_id] = waiting
+            result = await asyncio.shield(waiting)
+            if result is not None:
+                return result
+        known = self._ended.get(request_id)
+        if known is not None and now - known[0] < KEPT_SECONDS:
+            return known[1]
+        return await self._run(request_id, run, now)
+
+    async def _run(
+        self, request_id: str, run: Callable[[], Awaitable[FunctionResult]], now: float
+    ) -> FunctionResult:
+        self._running[request_id] = None
+        result: FunctionResult | None = None
+        try:
+            result = await run()
+            self._keep(request_id, result, now)
+            return result
+        finally:
+            waiting = self._running.pop(request_id)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(result)
+
+    def _keep(self, request_id: str, result: FunctionResult, now: float) -> None:
+        size = 1000 + sum(map(len, result.files.values()))
+        for step in (result.step, result.compiled):
+            if step is not None:
+                size += len(step.stdout) + len(step.stderr)
+        self._ended[request_id] = (now, result, size)
+        self._bytes += size
+        while len(self._ended) > KEPT or self._bytes > KEPT_BYTES:
+            self._bytes -= self._ended.popitem(last=False)[1][2]
