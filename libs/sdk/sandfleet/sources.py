@@ -73,7 +73,7 @@ def check_json(what: str, value: Any, depth: int = 0) -> None:
         _check_object(what, cast(dict[Any, Any], value), depth)
     else:
         raise BadRequest(
-            f"{what} is a {type(value).__name__}: arguments are JSON values "
+            f"{what} is of type {type(value).__name__}: arguments are JSON values "
             "(None, bool, int, float, str, list, dict)"
         )
 
@@ -89,6 +89,7 @@ def _check_object(what: str, value: dict[Any, Any], depth: int) -> None:
     for key, item in value.items():
         if not isinstance(key, str):
             raise BadRequest(f"{what} has the key {key!r}: in JSON, keys are text")
+        _check_text(f"a key of {what}", key)
         check_json(f"{what}[{key!r}]", item, depth + 1)
 
 

@@ -173,8 +173,7 @@ def run_of(asked: Asked, result: m.FunctionResult) -> CodeRun:
     compile_result = None
     if compiled is not None:
         ran = compiled.exit_code == 0
-        is_late = not ran and result.status == "timeout"
-        compile_result = _command(compiled, is_late=is_late)
+        compile_result = _command(compiled, is_late=not ran and _was_late(asked.call, compiled))
     run_result = None
     if ran:
         run_result = _command(result.step, is_late=result.status == "timeout")
@@ -210,6 +209,12 @@ def _command(step: m.CallStep, *, is_late: bool) -> CommandResult:
         stdout=step.stdout.decode(errors="replace"),
         stderr=step.stderr.decode(errors="replace"),
     )
+
+
+def _was_late(call: m.FunctionCall, compiled: m.CallStep) -> bool:
+    """Return whether it was its time limit that ended the compiler."""
+    limits = call.compile_limits or call.limits
+    return compiled.exit_code is None and compiled.wall_seconds >= limits.wall_seconds
 
 
 def _limits(seconds: float, memory_bytes: int) -> m.CallLimits:

@@ -20,7 +20,7 @@ from sandfleet import BadRequest, SandboxSpec, blocking
 from sandfleet.blocking.portal import Portal
 
 SDK = Path(sandfleet.__file__).parents[1]
-NAMES = ("Client", "Sandbox", "Command", "Files", "Job")
+NAMES = ("Client", "Sandbox", "Command", "Files", "Function", "Job")
 
 
 def generator() -> ModuleType:
@@ -35,7 +35,9 @@ def public(kind: type) -> dict[str, object]:
     return {n: v for n, v in vars(kind).items() if not n.startswith("_")}
 
 
-@pytest.mark.parametrize("module", ["files", "command", "phase", "sandbox", "job", "client"])
+@pytest.mark.parametrize(
+    "module", ["files", "command", "phase", "sandbox", "job", "functions", "client"]
+)
 def test_the_committed_modules_are_what_the_generator_writes(module: str) -> None:
     written = (SDK / "sandfleet" / "blocking" / f"{module}.py").read_text()
     assert generator().blocking_module(module) == written, "run libs/sdk/generate_blocking.py"

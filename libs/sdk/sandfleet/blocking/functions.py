@@ -54,7 +54,7 @@ class Function(Facade[AsyncFunction[P, R]]):
         """Call it with each of `items` and yield what it returns, in their order.
 
         Raises:
-            CallFailed: it raised for an item; what comes after is not awaited.
+            CallFailed: it raised for an item; what comes after is dropped.
             BadRequest: an item is not a JSON value.
             SandfleetError: a call could not be made.
         """
