@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from sandfleet_common.messages import (
+    MIB,
     Network,
     NodeUsage,
     NodeUsageGet,
@@ -31,6 +32,11 @@ from .sandboxes import Sandboxes
 
 FRESH_SECONDS = 1.5
 """A look at all sandboxes serves everybody who asks within so long."""
+REST = 20
+"""After a look at all of them there is none for so many times as long: however many they are
+and however often somebody asks, a twentieth of a core is spent at most."""
+REPLY_BYTES = 3 * MIB
+"""Of sandboxes in one answer; labels can be long, and the bus takes no more than 4 MiB."""
 STALE_SECONDS = 10.0
 """After so long without a look the cores in use are measured anew, by two looks."""
 SPAN_SECONDS = 0.5
@@ -99,6 +105,7 @@ class Usage:
         self._tracks: dict[str, Track] = {}
         self._ended: OrderedDict[str, bytes] = OrderedDict()
         self._looked_at: float | None = None
+        self._fresh_seconds = FRESH_SECONDS
         self._looking = asyncio.Lock()
         self._told_cpu_seconds = 0.0
         self._began_at = time.time()
@@ -133,7 +140,7 @@ class Usage:
         return NodeUsage(
             node=self._node,
             at=time.time(),
-            sandboxes=most(everything, body.order, body.limit),
+            sandboxes=fitting(most(everything, body.order, body.limit), REPLY_BYTES),
             count=len(everything),
             paused=sum(u.state is State.PAUSED for u in everything),
             cpu_cores=round(sum(u.cpu_cores for u in everything), 4),
@@ -173,9 +180,11 @@ class Usage:
         async with self._looking:
             now = time.monotonic()
             age = None if self._looked_at is None else now - self._looked_at
-            if age is not None and age < FRESH_SECONDS:
+            if age is not None and age < self._fresh_seconds:
                 return
+            began = time.monotonic()
             await self._look(self._lookable())
+            self._fresh_seconds = max(FRESH_SECONDS, REST * (time.monotonic() - began))
             if age is None or age > STALE_SECONDS:
                 await asyncio.sleep(SPAN_SECONDS)
                 await self._look(self._lookable())
@@ -271,6 +280,15 @@ class Usage:
         counts = Counter(s.spec.qos for s in live)
         for qos in Qos:
             metrics.sandboxes_by_qos.labels(qos).set(counts[qos])
+
+
+def fitting(found: list[SandboxUsage], room: int) -> list[SandboxUsage]:
+    """Return the first of them that take `room` bytes together at most."""
+    for index, used in enumerate(found):
+        room -= len(used.encode()) + 1
+        if room < 0:
+            return found[:index]
+    return found
 
 
 def idle_seconds(sandbox: Sandbox, now: float) -> float:

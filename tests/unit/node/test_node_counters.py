@@ -13,7 +13,7 @@ from sandfleet_common.ranking import most
 from sandfleet_common.states import State
 from sandfleet_node.cgroups import Cgroups, Hierarchies
 from sandfleet_node.counters import Counters, Groups, parse_number, parse_sent, read_counters
-from sandfleet_node.usage import Track
+from sandfleet_node.usage import Track, fitting
 
 DEVICES = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs
@@ -171,3 +171,11 @@ def test_equals_come_by_name_so_that_a_list_does_not_jump() -> None:
     found = [used("c"), used("a", cpu_cores=0.1), used("b")]
     assert [u.sandbox_id for u in most(found, "cpu", 3)] == ["a", "b", "c"]
     assert [u.sandbox_id for u in most(reversed(found), "cpu", 2)] == ["a", "b"]
+
+
+def test_an_answer_holds_as_many_as_fit() -> None:
+    found = [used(name, memory_bytes=7) for name in ("a", "b", "c")]
+    each = len(found[0].encode()) + 1
+    assert fitting(found, 3 * each) == found
+    assert fitting(found, 3 * each - 1) == found[:2]
+    assert fitting(found, 0) == []
