@@ -24,9 +24,7 @@ async def nodes(client: AsyncClient, *, as_json: bool) -> None:
     found = await client.nodes()
     if as_json:
         return session.show_json(found)
-    made = session.table(
-        "NODE", "STATE", "SANDBOXES", "PAUSED", "CPU", "MEMORY", "LOAD", "DISK FREE", "NOTE"
-    )
+    made = session.table("NODE", "STATE", "SANDBOXES", "CPU", "MEMORY", "LOAD", "DISK FREE", "NOTE")
     for node in found:
         session.row(made, *_cells(node))
     session.out().print(made)
@@ -71,14 +69,14 @@ async def alerts(
 
 def _cells(node: NodeBeat) -> list[str]:
     used, has = node.requested, node.capacity
+    paused = f"{node.paused} paused" if node.paused else ""
     return [
         node.node,
         node.state,
         f"{used.sandboxes}/{has.sandboxes}",
-        str(node.paused),
         f"{used.cpu:g}/{has.cpu:g}",
         f"{text.size(used.memory_bytes)}/{text.size(has.memory_bytes)}",
         f"{node.load_per_core:.2f}",
         text.size(node.disk_free_bytes),
-        node.refusing or "",
+        ", ".join(told for told in (paused, node.refusing) if told),
     ]

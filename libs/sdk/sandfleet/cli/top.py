@@ -18,6 +18,7 @@ from sandfleet.usage import FleetUsage
 from sandfleet_common.errors import SandfleetError
 from sandfleet_common.messages import SandboxUsage, UsageOrder
 from sandfleet_common.ranking import most
+from sandfleet_common.states import TERMINAL
 
 from . import options, session, terminal, text, topview
 
@@ -52,9 +53,12 @@ async def usage(client: AsyncClient, *, sandboxes: tuple[str, ...], as_json: boo
 
 def _describe(used: SandboxUsage) -> None:
     disk = f"{text.size(used.disk_bytes)} of {text.size(used.disk_limit_bytes)}"
+    has_ended = used.state in TERMINAL
+    idle = "" if has_ended else f", idle for {text.duration(used.idle_seconds)}"
+    cores = "" if has_ended else f", now {used.cpu_cores:.2f} cores"
     lines = (
-        ("state", f"{used.state}, idle for {text.duration(used.idle_seconds)}"),
-        ("cpu", f"{used.cpu_seconds:.2f} s, now {used.cpu_cores:.2f} cores"),
+        ("state", f"{used.state}{idle}"),
+        ("cpu", f"{used.cpu_seconds:.2f} s{cores}"),
         ("memory", f"{text.size(used.memory_bytes)} of {text.size(used.memory_limit_bytes)}"),
         ("peak", text.size(used.memory_peak_bytes)),
         ("swap", text.size(used.swap_bytes)),
