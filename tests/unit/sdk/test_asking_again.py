@@ -26,7 +26,19 @@ from sandfleet_common.messages import (
 from sandfleet_common.states import Origin, State
 
 
-@pytest.mark.parametrize("subject", [s.EXEC_START, s.SANDBOX_CREATE, s.FILE_WRITE, s.STOP])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        s.EXEC_START,
+        s.SANDBOX_CREATE,
+        s.FILE_WRITE,
+        s.STOP,
+        s.PAUSE,
+        s.RESUME,
+        s.SET_PHASE,
+        s.SANDBOXES_ACT,
+    ],
+)
 def test_what_has_a_name_is_sent_again_when_its_answer_was_lost(
     subject: s.Subject[ExecState, ExecState],
 ) -> None:
