@@ -15,9 +15,11 @@ from .agentlink import AgentLink
 from .cgroups import Cgroups
 from .core import death
 from .creation import Workshop
+from .disk import Disks
 from .ending import Ending
 from .keeper import Keeper
 from .launcher import Channel, Found
+from .pausing import Pausing
 from .places import Places
 from .records import Records
 from .sandbox import Sandbox, Saved, read_saved
@@ -43,16 +45,20 @@ class Adoption:
         ending: Ending,
         keeper: Keeper,
         cgroups: Cgroups,
+        disks: Disks,
         ranges: IdRanges,
         places: Places,
+        pausing: Pausing,
         log: Logger,
     ) -> None:
         self._node = node
+        self._pausing = pausing
         self._workshop = workshop
         self._sandboxes = sandboxes
         self._ending = ending
         self._keeper = keeper
         self._cgroups = cgroups
+        self._disks = disks
         self._ranges = ranges
         self._places = places
         self._log = log
@@ -73,6 +79,7 @@ class Adoption:
         async with asyncio.TaskGroup() as group:
             for sandbox_id, record in everything.items():
                 group.create_task(one(sandbox_id, record))
+        self._disks.keep(set(everything))
         for sandbox_id in found.exits:
             if sandbox_id not in everything and self._keeper.launcher is not None:
                 self._keeper.launcher.forget(sandbox_id)
@@ -99,12 +106,16 @@ class Adoption:
             return
         sandbox.pid = channel.pid
         link = AgentLink(channel.sock, sandbox)
-        if sandbox.state not in (State.PREPARING, State.RUNNING):
+        if sandbox.state not in (State.PREPARING, State.RUNNING, State.PAUSED):
             sandbox.link = link
             await self._ending.end(sandbox, State.FAILED, WHILE_STOPPING, Origin.PLATFORM)
             return
+        await self._pausing.adopt(sandbox)
         try:
-            await sandbox.adopt(link)
+            if sandbox.state is State.PAUSED:
+                sandbox.adopt_frozen(link)
+            else:
+                await sandbox.adopt(link)
         except (SandfleetError, OSError) as problem:
             reason = f"its node service restarted and could not take it over: {problem}"
             await self._ending.end(sandbox, State.FAILED, reason, Origin.PLATFORM)
@@ -130,6 +141,7 @@ class Adoption:
         info = saved.info
         sandbox = self._workshop.make(info.sandbox_id, info.spec, saved.ground, saved.uid)
         sandbox.restore(info)
+        self._disks.adopt(info.sandbox_id, info.spec.resources.disk_bytes)
         self._ranges.adopt(saved.uid)
         self._sandboxes.add(sandbox)
         return sandbox

@@ -10,6 +10,7 @@ from typing import Any
 from sandfleet_common.errors import BadRequest, NotFound, SandfleetError
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import ExecAttach, Failure
+from sandfleet_common.states import State
 from sandfleet_common.streams import DATA_BYTES, SILENCE_SECONDS, Flag, Kind, StreamFrame
 
 from .commands import Command
@@ -17,6 +18,8 @@ from .sandbox import Sandbox
 
 Publish = Callable[[str, bytes], Awaitable[None]]
 Start = Callable[[Coroutine[Any, Any, None], str], object]
+Awake = Callable[[Sandbox], Awaitable[None]]
+"""Resumes a sandbox that is paused."""
 
 _INBOX = re.compile(r"_INBOX(?:\.[A-Za-z0-9_-]+){1,8}")
 
@@ -125,9 +128,10 @@ class ClientStream:
 class ClientStreams:
     """All streams of the node's commands, by token."""
 
-    def __init__(self, publish: Publish, start: Start, log: Logger) -> None:
+    def __init__(self, publish: Publish, start: Start, awake: Awake, log: Logger) -> None:
         self.publish = publish
         self.start = start
+        self._awake = awake
         self._log = log
         self._streams: dict[str, ClientStream] = {}
 
@@ -169,9 +173,20 @@ class ClientStreams:
             stream.taken = max(stream.taken, min(frame.position, stream.sent))
             stream.wake()
         elif frame.kind is Kind.STDIN:
-            await self._feed(stream, frame)
+            if stream.sandbox.state is State.PAUSED:
+                # Beside the others' frames: they shall not wait for this sandbox.
+                self.start(self._resume_and_feed(stream, frame), f"resume {stream.sandbox.id}")
+            else:
+                await self._feed(stream, frame)
         elif frame.kind is Kind.DETACH:
             self.drop(stream)
+
+    async def _resume_and_feed(self, stream: ClientStream, frame: StreamFrame) -> None:
+        try:
+            await self._awake(stream.sandbox)
+        except SandfleetError:
+            return  # it is ending, as its streams will be told
+        await self._feed(stream, frame)
 
     async def _feed(self, stream: ClientStream, frame: StreamFrame) -> None:
         link = stream.sandbox.link

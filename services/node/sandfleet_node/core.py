@@ -154,8 +154,7 @@ class Life:
 
 
 def verdict(life: Life, now: float) -> tuple[str | None, float | None]:
-    """Return why a sandbox ends, or is paused, now, else when to look again; (None, None): never.
-    """
+    """Return why a sandbox ends or pauses now, else when to look again; (None, None): never."""
     if life.expires_at is not None and now >= life.expires_at:
         over = "it was paused for too long" if life.is_paused else "its time to live is over"
         return over, None

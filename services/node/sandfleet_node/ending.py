@@ -13,6 +13,7 @@ from sandfleet_common.states import TERMINAL, Origin, State
 
 from .cgroups import Cgroups
 from .core import death
+from .disk import Disks
 from .janitor import Janitor
 from .keeper import Keeper
 from .places import Places
@@ -34,6 +35,7 @@ class Ending:
         sandboxes: Sandboxes,
         keeper: Keeper,
         cgroups: Cgroups,
+        disks: Disks,
         ranges: IdRanges,
         places: Places,
         janitor: Janitor,
@@ -44,6 +46,7 @@ class Ending:
         self._sandboxes = sandboxes
         self._keeper = keeper
         self._cgroups = cgroups
+        self._disks = disks
         self._ranges = ranges
         self._places = places
         self._janitor = janitor
@@ -68,7 +71,7 @@ class Ending:
             starting = sandbox.starting
             if starting is not None and starting is not asyncio.current_task():
                 starting.cancel()
-            if state is State.STOPPED and sandbox.state is State.RUNNING:
+            if state is State.STOPPED and sandbox.state in (State.RUNNING, State.PAUSED):
                 self._sandboxes.move(sandbox, State.STOPPING, reason=reason, origin=origin)
             sandbox.reason, sandbox.origin = reason, origin
             sandbox.ending = self._tasks.start(
@@ -106,6 +109,9 @@ class Ending:
     ) -> None:
         if reason is not None:
             self._close(sandbox, reason)
+        starting = sandbox.starting
+        if starting is not None:
+            await asyncio.wait({starting})  # cancelled; what its thread makes is to be released
         self._kill(sandbox)
         await self._until_gone(sandbox)
         if reason is None:
@@ -159,6 +165,7 @@ class Ending:
             await asyncio.sleep(0.05 * attempt)
         else:
             self._log.error("sandbox.cgroup_left", sandbox=sandbox_id)
+        await loop.run_in_executor(self._pool, self._disks.remove, sandbox_id)
         self._places.discard(sandbox_id)
         self._janitor.wake()
         launcher = self._keeper.launcher

@@ -117,7 +117,7 @@ class Operations:
         return m.Ok()
 
     async def pause(self, body: m.SandboxPause) -> m.SandboxInfo:
-        """Freeze a sandbox, and wait for its memory to be given back as long as the caller likes."""
+        """Freeze a sandbox; wait for its memory to be given back as long as the caller likes."""
         sandbox = await self._live(body.sandbox_id)
         await self._node.pausing.pause(sandbox)
         await self._node.pausing.given_back(sandbox, body.wait_seconds)
