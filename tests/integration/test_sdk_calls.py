@@ -104,7 +104,7 @@ async def test_it_waits_as_long_as_the_node_says(client: AsyncClient, peer: Call
 async def test_a_lost_answer_is_not_asked_for_again(
     client: AsyncClient, peer: CallsPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calling, "ATTEMPT_SECONDS", 0.3)
+    monkeypatch.setattr(calling, "MARGIN_SECONDS", 0.3)
     peer.is_silent = True
     with pytest.raises(TimedOut):
         await client.call("print(1)", timeout_s=0.1, queue_s=0.1)

@@ -33,6 +33,8 @@ from .transport import Transport
 BULK_SECONDS = 3600.0
 """How long a call of many is offered again to queues that are full."""
 CALLS_AT_ONCE = 64
+MARGIN_SECONDS = 20.0
+"""More than a node gives a call beyond its own limits, to say what came of it."""
 
 MAIN = {
     "python": "main.py",
@@ -158,7 +160,7 @@ async def ask(
     attempt = 0
     while True:
         try:
-            within = held_seconds(call) + ATTEMPT_SECONDS
+            within = held_seconds(call) + MARGIN_SECONDS
             return await transport.call(s.FUNCTION_CALL, call, within=within)
         except Unavailable as problem:
             if not may_repeat(s.FUNCTION_CALL, problem):
