@@ -20,6 +20,8 @@ from .qos import IDLE_FILE, share_of, weight_value
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _SERVICES = "_services"
+_READY = "ready-"
+"""Names of groups made ahead begin with it; no sandbox's does."""
 
 
 class CgroupError(RuntimeError):
@@ -195,17 +197,52 @@ class Cgroups:
             return self.v2_dir(sandbox_id), True
         return f"{v1}/{sandbox_id}", False
 
-    def create(self, sandbox_id: str, asked: Resources, qos: Qos) -> None:
+    def create(
+        self, sandbox_id: str, asked: Resources, qos: Qos, ready_for: int | None = None
+    ) -> None:
         """Make a sandbox's groups and set its limits.
+
+        Args:
+            sandbox_id: whose groups.
+            asked: what they allow.
+            qos: how it shares cores.
+            ready_for: the id range whose groups, made ahead by `make_ready`, become its own.
 
         Raises:
             OSError: the kernel refused; what was made is left for `remove`.
         """
         for name, path in self._v1.items():
-            Path(path, sandbox_id).mkdir(0o755)
-            _set(f"{path}/{sandbox_id}", v1_values(name, asked, qos))
-        Path(self.v2_dir(sandbox_id)).mkdir(0o755)
-        _set(self.v2_dir(sandbox_id), v2_values(self._h.v2, asked, qos))
+            group = f"{path}/{sandbox_id}"
+            if ready_for is None or not _renamed(f"{path}/{_READY}{ready_for}", group):
+                Path(group).mkdir(0o755)
+            _set(group, v1_values(name, asked, qos))
+        group = self.v2_dir(sandbox_id)
+        Path(group).mkdir(0o755)
+        _set(group, v2_values(self._h.v2, asked, qos))
+
+    def make_ready(self, uid: int) -> None:
+        """Make the groups of an id range's next sandbox, where they can be renamed later.
+
+        That is in v1; v2 renames no group, so the one there is made when the id is known.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        for path in self._v1.values():
+            try:
+                Path(path, f"{_READY}{uid}").mkdir(0o755)
+            except FileExistsError:
+                continue
+
+    def remove_ready(self, uid: int) -> None:
+        """Remove what `make_ready` made and `create` did not use; nothing there is no error."""
+        for path in self._v1.values():
+            _remove_tree(f"{path}/{_READY}{uid}")
+
+    def ready(self) -> set[int]:
+        """Return the id ranges that groups were made ahead for."""
+        names = {name.removeprefix(_READY) for name in self._names() if name.startswith(_READY)}
+        return {int(name) for name in names if name.isdigit()}
 
     def kill(self, sandbox_id: str) -> None:
         """Kill every process of a sandbox. None is no error."""
@@ -245,6 +282,9 @@ class Cgroups:
 
     def known(self) -> set[str]:
         """Return the ids of all sandboxes that have a group in any hierarchy."""
+        return {name for name in self._names() if not name.startswith(_READY)}
+
+    def _names(self) -> set[str]:
         found: set[str] = set()
         for path in (self._v2, *self._v1.values()):
             try:
@@ -261,6 +301,14 @@ class Cgroups:
                     each.rmdir()
                 except OSError:
                     break
+
+
+def _renamed(path: str, to: str) -> bool:
+    try:
+        Path(path).rename(to)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _write(path: str, value: str) -> None:

@@ -12,9 +12,11 @@ from sandfleet_common import wire
 from sandfleet_common.logs import Logger
 
 from .cgroups import CgroupError, Cgroups, detect
+from .disk.loop import until_free
 from .launcher import connect_socket, is_gone, peer_pid
 from .places import Places
 from .service import take_lock
+from .swap import remove_swap
 
 _QUIT_SECONDS = 30.0
 
@@ -29,7 +31,11 @@ def clean(places: Places, node: str, log: Logger) -> None:
     try:
         _end_launcher(places.run, log)
         _remove_groups(node, log)
+        images = [*places.pools.resolve().glob("*.img")]
+        for image in until_free(images, _QUIT_SECONDS):
+            log.warning("disk.device_left", image=str(image))
         shutil.rmtree(places.trash, ignore_errors=True)
+        remove_swap(places.swap, log)
         places.remove_all()
     finally:
         os.close(lock)
@@ -83,4 +89,6 @@ def _remove_groups(node: str, log: Logger) -> None:
     for sandbox_id in cgroups.known():
         if not cgroups.remove(sandbox_id):
             log.warning("cgroup.left", sandbox=sandbox_id)
+    for uid in cgroups.ready():
+        cgroups.remove_ready(uid)
     cgroups.close()

@@ -130,6 +130,9 @@ class NodeSettings(ServiceSettings):
     """Imported by a warm sandbox, beside common parts of Python's library, where the environment
     has them. An environment names more in its note `imports`, separated by commas."""
 
+    parts_ahead: int = Field(default=64, ge=0, le=512)
+    """Id ranges whose namespaces, control groups and directory are made ahead of need; 0: none."""
+
     uid_base: int = Field(default=0x7000_0000, ge=IDS_EACH)
     """First host id of the sandboxes' ranges; a multiple of 65536."""
 
@@ -163,9 +166,13 @@ class NodeSettings(ServiceSettings):
     def _ranges_fit(self) -> NodeSettings:
         if self.uid_base % IDS_EACH:
             raise ValueError(f"uid_base must be a multiple of {IDS_EACH}")
-        if self.uid_base + self.sandboxes_max * IDS_EACH > 0xFFFF_0000:
-            raise ValueError("uid_base leaves too few ids for sandboxes_max ranges of 65536")
+        if self.uid_base + self.ranges() * IDS_EACH > 0xFFFF_0000:
+            raise ValueError("uid_base leaves too few ids for sandboxes_max and parts_ahead ranges of 65536")
         return self
+
+    def ranges(self) -> int:
+        """Return how many ranges of host ids the node uses, those of parts made ahead included."""
+        return self.sandboxes_max + self.parts_ahead
 
     def binary(self) -> Path:
         """Return where the native binary is.

@@ -6,7 +6,6 @@ import asyncio
 import time
 from concurrent.futures import Executor
 from functools import partial
-from pathlib import Path
 
 from sandfleet_common.errors import (
     NoCapacity,
@@ -34,6 +33,7 @@ from .cgroups import Cgroups
 from .commandtable import CommandTable, Keeping
 from .config import IDS_EACH
 from .core import Limits, refusal
+from .disk import Disks
 from .ending import Ending
 from .keeper import Keeper
 from .launcher import LauncherRefused
@@ -43,8 +43,9 @@ from .places import Places
 from .records import Records
 from .sandbox import Ground, Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
+from .stock import Part
+from .storeroom import Storeroom
 from .turnstile import Turnstile
-from .uids import IdRanges
 
 
 class Workshop:
@@ -94,7 +95,8 @@ class Creation:
         keeper: Keeper,
         layers: LayerStore,
         cgroups: Cgroups,
-        ranges: IdRanges,
+        disks: Disks,
+        storeroom: Storeroom,
         records: Records,
         pool: Executor,
         tasks: Tasks,
@@ -110,7 +112,8 @@ class Creation:
         self._keeper = keeper
         self._layers = layers
         self._cgroups = cgroups
-        self._ranges = ranges
+        self._disks = disks
+        self._storeroom = storeroom
         self._records = records
         self._pool = pool
         self._saving: dict[str, asyncio.Future[None]] = {}
@@ -164,11 +167,7 @@ class Creation:
             raise TimedOut("the deadline was over when the request arrived")
         environment = self._layers.resolve(item.spec.environment)
         ground = Ground(environment.layers, environment.env, environment.user, environment.workdir)
-        try:
-            uid = self._ranges.take()
-        except LookupError as problem:
-            raise NoCapacity(str(problem)) from None
-        sandbox = self._workshop.make(item.sandbox_id, item.spec, ground, uid)
+        sandbox = self._workshop.make(item.sandbox_id, item.spec, ground, 0)
         sandbox.note_request(item, arrived_at)
         self._sandboxes.add(sandbox)
         sandbox.starting = self._tasks.start(
@@ -237,7 +236,13 @@ class Creation:
 
     async def _set_up(self, sandbox: Sandbox) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._pool, self._prepare, sandbox)
+        try:
+            part = self._storeroom.claim()
+        except LookupError as problem:
+            raise NoCapacity(str(problem)) from None
+        sandbox.uid = part.uid
+        # Waited for in any case: whoever ends the sandbox must find all that was made of it.
+        await until_done(loop.run_in_executor(self._pool, self._prepare, sandbox, part))
         for digest in sandbox.ground.layers:
             if not self._keeper.has_layer(digest):
                 await self._keeper.mount(digest, self._layers.layer_path(digest))
@@ -258,21 +263,43 @@ class Creation:
             if sandbox.state is State.PREPARING:
                 raise
 
-    def _prepare(self, sandbox: Sandbox) -> None:
-        """Make its directory and control groups; in a thread."""
-        Path(sandbox.directory).mkdir(0o700)
-        self._cgroups.create(sandbox.id, sandbox.spec.resources, sandbox.spec.qos)
+    def _prepare(self, sandbox: Sandbox, part: Part) -> None:
+        """Make its directory, its disk and its control groups; in a thread."""
+        resources = sandbox.spec.resources
+        ready_for = part.uid if part.is_ready else None
+        try:
+            self._storeroom.move_in(part, sandbox.id)
+            self._disks.add(sandbox.id, resources.disk_bytes)
+            self._cgroups.create(sandbox.id, resources, sandbox.spec.qos, ready_for)
+        except BaseException:
+            self._storeroom.drop(part)
+            raise
 
     def _request(self, sandbox: Sandbox) -> list[tuple[str, str | int]]:
+        resources = sandbox.spec.resources
+        upper, work = self._disks.layer(sandbox.id)
         fields: list[tuple[str, str | int]] = [
             ("id", sandbox.id),
             ("uid", sandbox.uid),
             ("ids", IDS_EACH),
             *(("lower", digest) for digest in sandbox.ground.layers),
-            ("upper", f"{sandbox.directory}/upper"),
-            ("work", f"{sandbox.directory}/work"),
+            ("upper", upper),
+            ("work", work),
             ("hostname", f"sb-{sandbox.id[-8:]}"),
             ("cgroup2", self._cgroups.v2_dir(sandbox.id)),
+            ("nofile", resources.open_files),
         ]
+        file_limit = self._disks.file_limit(sandbox.id, resources.disk_bytes)
+        if file_limit is not None:
+            fields.append(("fsize", file_limit))
         fields += [("cgroup", path) for path in self._cgroups.v1_dirs(sandbox.id)]
         return fields
+
+
+async def until_done(work: asyncio.Future[None]) -> None:
+    """Wait until work in a thread is over, also when cancelled meanwhile."""
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise

@@ -65,6 +65,8 @@ class Found:
 
     channels: list[Channel] = field(default_factory=list[Channel])
     exits: dict[str, int] = field(default_factory=dict[str, int])
+    prepared: list[int] = field(default_factory=list[int])
+    """First ids of the ranges it has made namespaces for ahead of need."""
     is_fresh: bool = False
     """It was started just now."""
 
@@ -200,6 +202,19 @@ class Launcher:
             raise Broken("the launcher created a sandbox without a channel")
         return int(answer["pid"]), channel
 
+    async def prepare(self, uid: int, ids: int) -> None:
+        """Have the namespaces of a range's next sandbox made; once more changes nothing.
+
+        Raises:
+            LauncherRefused: the kernel refused, or too many are prepared.
+            Unreachable: the launcher has gone.
+        """
+        await self._ask([("op", "prepare"), ("uid", uid), ("ids", ids)])
+
+    def unprepare(self, uid: int, ids: int) -> None:
+        """Have them dropped again. No answer is waited for."""
+        self._tell([("op", "unprepare"), ("uid", uid), ("ids", ids)])
+
     def kill(self, sandbox_id: str) -> None:
         """Kill a sandbox's first process, and so all of it. No answer is waited for."""
         self._tell([("op", "kill"), ("id", sandbox_id)])
@@ -245,6 +260,7 @@ class Launcher:
         self._check_found()
         await self._all_found
         found, self._found = self._found or Found(), None
+        found.prepared = _first_ids(answer.get("prepared", ""))
         return found
 
     def _check_found(self) -> None:
@@ -368,6 +384,11 @@ class Launcher:
         if self._found is None and not self._is_quitting:
             self._tasks.start(reap(self.pid), "reap launcher")
             self._listeners.on_lost()
+
+
+def _first_ids(prepared: str) -> list[int]:
+    """Return the first ids in a list like "1879048192+65536,1879113728+65536"."""
+    return [int(item.partition("+")[0]) for item in prepared.split(",") if item]
 
 
 async def _connect_to_child(child: int, run_dir: Path) -> socket.socket:

@@ -42,6 +42,10 @@ class NodeMetrics(Metrics):
         self.streams = self.gauge("streams", "Client streams that are open")
         self.records_waiting = self.gauge("records_waiting", "Records not in Redis yet")
         self.launcher_starts = self.counter("launcher_starts", "Connections made to a launcher")
+        self.parts_ready = self.gauge("parts_ready", "Id ranges with parts made ahead")
+        self.parts_claimed = self.counter(
+            "parts_claimed", "Creations, by whether parts were ready", "outcome"
+        )
         self.memory_available = self.gauge("memory_available_bytes", "Memory available")
         self.disk_free = self.gauge("disk_free_bytes", "Disk free below the state directory")
         self.inodes_free = self.gauge("inodes_free", "Files that the node's disk can still hold")

@@ -47,6 +47,7 @@ from .records import Records
 from .sandbox import Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
 from .shedder import Shedder
+from .storeroom import Storeroom
 from .swap import Swap, remove_swap
 from .tombstones import Tombstones
 from .turnstile import Turnstile
@@ -96,7 +97,7 @@ class Node:
         self.streams = ClientStreams(bus.publish_raw, tasks.start, self._awake, log)
         self.watches = Watches(self.outbox.tell)
         self.files = Files()
-        ranges = IdRanges(settings.uid_base, settings.sandboxes_max)
+        ranges = IdRanges(settings.uid_base, settings.ranges())
         tombstones = Tombstones(self.places.ended, settings.ended_kept_seconds, settings.ended_kept)
         self.sandboxes = Sandboxes(
             settings.name, self.load, self.records, self.outbox, tombstones, metrics
@@ -145,15 +146,20 @@ class Node:
         self.ending.on_end.append(self.usage.on_end)
         self.shedder = Shedder(
             settings.state_dir, *depths_of(settings), self.sandboxes, self.ending, self.cgroups,
-            self.reclaimer.reclaim_idle, self.pausing.pause_idle, self.disks.usage, pool, tasks, metrics, log,
+            self.reclaimer.reclaim_idle, self.pausing.pause_idle, self.disks.usage, pool, tasks,
+            metrics, log,
         )  # fmt: skip
         keeping = Keeping(settings.commands_kept, settings.output_kept_bytes)
         hearers = Hearers(on_closed=self.ending.on_closed, on_watch=self._on_watch)
         workshop = Workshop(settings.name, self.places, self.cgroups, keeping, hearers, log)
+        self.storeroom = Storeroom(
+            settings.parts_ahead, self.keeper, self.cgroups, self.places, ranges, self.load,
+            pool, metrics, log,
+        )  # fmt: skip
         self.creation = Creation(
             settings.name, self.limits, self.turnstile, workshop, self.sandboxes,
-            self.ending, self.keeper, self.layers, self.cgroups, self.disks, ranges, self.records,
-            pool, tasks, metrics, log,
+            self.ending, self.keeper, self.layers, self.cgroups, self.disks, self.storeroom,
+            self.records, pool, tasks, metrics, log,
         )  # fmt: skip
         self.adoption = Adoption(
             settings.name, workshop, self.sandboxes, self.ending, self.keeper, self.cgroups,
@@ -199,12 +205,15 @@ class Node:
         self.sandboxes.tombstones.load(time.time())
         self.tasks.start(self.records.run(), "records", critical=True)
         self.tasks.start(self.outbox.run(), "outbox", critical=True)
-        await self.adoption.adopt(await self.keeper.open(self.listeners))
+        found = await self.keeper.open(self.listeners)
+        await self.adoption.adopt(found)
+        await self.storeroom.adopt(found.prepared)
         for sandbox in self.sandboxes:
             self.phases.adopt(sandbox)
         self.functions.end_strangers()
         self.tasks.start(self.janitor.run(), "janitor", critical=True)
         self.tasks.start(self.phases.run(), "phases", critical=True)
+        self.tasks.start(self.storeroom.run(), "parts", critical=True)
         self.tasks.start(self.shedder.run(), "shedder", critical=True)
         self.tasks.start(self._end_in_time(), "dates", critical=True)
         self.tasks.start(self.reclaimer.run(), "reclaim", critical=True)
@@ -235,6 +244,7 @@ class Node:
         if endings:
             await asyncio.wait(endings)
         await self.keeper.quit()
+        await self.storeroom.empty()
         await asyncio.get_running_loop().run_in_executor(
             self.memory_pool, remove_swap, self.places.swap, self.log
         )
@@ -322,7 +332,11 @@ class Node:
         self.log.error("launcher.died", sandboxes=len(self.sandboxes))
         for sandbox in self.sandboxes:
             self.ending.begin(sandbox, State.FAILED, LAUNCHER_DIED, Origin.PLATFORM)
-        self.tasks.start(self.keeper.reopen(self.listeners), "reopen launcher", critical=True)
+        self.tasks.start(self._reopen(), "reopen launcher", critical=True)
+
+    async def _reopen(self) -> None:
+        found = await self.keeper.reopen(self.listeners)
+        await self.storeroom.refresh(found.prepared)
 
     def _on_outdated(self, infos: list[SandboxInfo]) -> None:
         self.tasks.start(self._end_given_up(infos), "outdated records")

@@ -20,6 +20,7 @@ class Places:
     sandboxes/<id>/     spec.json, ids, commands/<number>, upper/, work/
     swap                a swap file, on machines that have none
     pools/<n>.img       what sandboxes write; pools/<n>: where the launcher has it mounted
+    ready/<uid>/        made ahead for the next sandbox of an id range
     trash/              what is being removed
     """
 
@@ -27,6 +28,7 @@ class Places:
         self.root = (state_dir / "node" / node).absolute()
         self.run = self.root / "run"
         self.sandboxes = self.root / "sandboxes"
+        self.ready = self.root / "ready"
         self.trash = self.root / "trash"
         self.ended = self.root / "ended.jsonl"
         self.draining = self.root / "draining"
@@ -37,7 +39,7 @@ class Places:
 
     def make(self) -> None:
         """Make the directories, closed to everybody but root."""
-        for path in (self.root, self.run, self.sandboxes, self.pools, self.trash):
+        for path in (self.root, self.run, self.sandboxes, self.ready, self.pools, self.trash):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def sandbox(self, sandbox_id: str) -> str:
@@ -47,6 +49,14 @@ class Places:
     def sandbox_ids(self) -> list[str]:
         """Return the names of all directories of sandboxes."""
         return [path.name for path in self.sandboxes.iterdir()]
+
+    def ready_for(self, uid: int) -> str:
+        """Return the directory made ahead for an id range."""
+        return f"{self.ready}/{uid}"
+
+    def ready_ranges(self) -> list[int]:
+        """Return the ranges that a directory was made ahead for."""
+        return [int(path.name) for path in self.ready.iterdir() if path.name.isdigit()]
 
     def discard(self, sandbox_id: str) -> None:
         """Move a sandbox's directory out of the way, to be removed later; none is no error."""

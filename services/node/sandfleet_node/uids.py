@@ -41,6 +41,12 @@ class IdRanges:
                 return first
         raise LookupError("all ranges of host ids are taken")
 
+    def is_free(self, first: int) -> bool:
+        """Return whether a range is one of these and nobody has it."""
+        offset = first - self._base
+        is_ours = 0 <= offset < self._count * IDS_EACH and offset % IDS_EACH == 0
+        return is_ours and first not in self._taken
+
     def adopt(self, first: int) -> None:
         """Take a certain range, which a sandbox has had since before this service started.
 
