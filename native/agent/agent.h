@@ -88,6 +88,7 @@ struct agent {
 	unsigned int leftovers_next;
 	bool is_acting;	   /* between act_as and act_as_root */
 	uint64_t armed_ms; /* when the timer goes off, 0: never */
+	uint64_t held_ms;  /* since when time limits stand still, 0: they count */
 };
 
 /* agent.c */

@@ -1,4 +1,7 @@
-/* Time limits of commands: one timer, there only while some command has a limit. */
+/* Time limits of commands: one timer, there only while some command has a limit.
+ *
+ * A sandbox that is paused is frozen with its agent, and the clock runs on. So the node says
+ * before that limits stand still, and afterwards that they count: the pause is added to each. */
 #include "agent/process.h"
 
 #include <signal.h>
@@ -9,6 +12,8 @@ static uint64_t nearest(const struct agent *a)
 {
 	uint64_t nearest_ms = 0;
 
+	if (a->held_ms != 0)
+		return 0;
 	for (unsigned int i = 0; i < PROCESS_BUCKETS; i++)
 		for (struct process *p = a->living[i]; p != NULL; p = p->next_living)
 			if (p->deadline_ms != 0 && (nearest_ms == 0 || p->deadline_ms < nearest_ms))
@@ -33,6 +38,27 @@ void deadlines_set(struct agent *a)
 		source_add(a->epoll, &a->timer,
 			   timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), EPOLLIN);
 	timerfd_settime(a->timer.fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+void deadlines_hold(struct agent *a)
+{
+	if (a->held_ms == 0)
+		a->held_ms = agent_now_ms();
+	deadlines_set(a);
+}
+
+void deadlines_go(struct agent *a)
+{
+	if (a->held_ms == 0)
+		return;
+	uint64_t held_for = agent_now_ms() - a->held_ms;
+
+	a->held_ms = 0;
+	for (unsigned int i = 0; i < PROCESS_BUCKETS; i++)
+		for (struct process *p = a->living[i]; p != NULL; p = p->next_living)
+			if (p->deadline_ms != 0)
+				p->deadline_ms += held_for;
+	deadlines_set(a);
 }
 
 void on_deadline(struct source *source, uint32_t events)

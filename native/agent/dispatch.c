@@ -18,6 +18,7 @@ static void serve_hello(struct agent *a, const struct sf_frame *head, const stru
 	/* Another node service may be listening now: half-told and half-written files are over. */
 	jobs_drop_readers(a);
 	uploads_abort(a);
+	deadlines_go(a);
 	build_u32(&fields, SF_TAG_VERSION, SF_PROTOCOL);
 	reply_send(a, SF_WELCOME, head->id, 0, 0, fields.data, fields.used);
 	processes_tell_all(a);
@@ -37,6 +38,13 @@ static bool dispatch_plain(struct agent *a, const struct sf_frame *head, const u
 		p = process_find(a, head->id);
 		if (p != NULL)
 			output_ack(a, p, head->position);
+		return true;
+	case SF_HOLD:
+		deadlines_hold(a);
+		reply_send(a, SF_RESULT, head->id, 0, 0, NULL, 0);
+		return true;
+	case SF_GO:
+		deadlines_go(a);
 		return true;
 	case SF_FORGET:
 		serve_forget(a, head);

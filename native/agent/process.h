@@ -134,6 +134,8 @@ void groups_retry(struct agent *a);
 
 /* deadlines.c */
 void deadlines_set(struct agent *a);
+void deadlines_hold(struct agent *a);
+void deadlines_go(struct agent *a);
 void on_deadline(struct source *source, uint32_t events);
 
 #endif

@@ -70,6 +70,8 @@ enum sf_type {
 	SF_RESIZE = 6,       /* ROWS COLS */
 	SF_FORGET = 7,       /* drop the record of a process that has exited */
 	SF_PS = 8,           /* answered by SF_RESULT frames: PROCESS entries; MORE on all but the last */
+	SF_HOLD = 9,         /* time limits stand still from now on -> RESULT: the sandbox will be frozen */
+	SF_GO = 10,          /* they count again; so does SF_HELLO say */
 
 	/* Files. Paths are bytes without NUL; relative ones start at the user's
 	 * home. [USER] makes the agent act with that user's rights and ownership. */

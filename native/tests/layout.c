@@ -52,6 +52,8 @@ static void types(void)
 	TYPE(REMOVE);
 	TYPE(RENAME);
 	TYPE(WATCH);
+	TYPE(HOLD);
+	TYPE(GO);
 	TYPE(UNWATCH);
 	TYPE(WELCOME);
 	TYPE(PROCESS);

@@ -206,6 +206,23 @@ def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(agent: Agent) -> Non
     assert until(lambda: processes(agent) == [])
 
 
+def test_a_time_limit_stands_still_between_hold_and_go(agent: Agent) -> None:
+    id = agent.start("/bin/sh", "-c", "read line; sleep 60", timeout_ms=300, stdin=True)
+    agent.ask(FrameType.HOLD, [])
+    slow = agent.sh("sleep 0.6; echo through")
+    assert slow.stdout == b"through\n"
+    assert len(processes(agent)) == 1
+    agent.send(FrameType.GO)
+    assert agent.finish(id).timed_out
+
+
+def test_a_hello_lets_time_limits_count_again(agent: Agent) -> None:
+    agent.ask(FrameType.HOLD, [])
+    id = agent.start("/bin/sleep", "60", timeout_ms=100)
+    agent.hello()
+    assert agent.finish(id).timed_out
+
+
 def test_a_tree_signal_reaches_daemons_after_their_command_has_ended(agent: Agent) -> None:
     id = agent.start("/bin/sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & exit 0")
     agent.finish(id, forget=False)

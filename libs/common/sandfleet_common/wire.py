@@ -50,6 +50,8 @@ class FrameType(IntEnum):
     RESIZE = 6
     FORGET = 7
     PS = 8
+    HOLD = 9
+    GO = 10
     STAT = 16
     LIST = 17
     READ = 18

@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
-from sandfleet_common.errors import Busy, Conflict, SandfleetError
+from sandfleet_common.errors import Busy, Conflict, FileProblem, SandfleetError
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import MIB, Qos
 from sandfleet_common.states import Origin, State
+from sandfleet_common.wire import FrameType
 
 from .cgroups import Cgroups
 from .ending import Ending
@@ -27,6 +28,8 @@ from .turns import Turn
 
 QUIET_SECONDS = 5.0
 """How long a pause waits for operations that are under way."""
+HOLD_SECONDS = 1.0
+"""How long its agent may take to let time limits stand still."""
 RETRY_SECONDS = 5.0
 """When a pause for idleness did not succeed."""
 _WORTH_BYTES = 2 * MIB
@@ -118,6 +121,7 @@ class Pausing:
             )
 
     async def _freeze(self, sandbox: Sandbox) -> None:
+        await self._hold_limits(sandbox)
         try:
             is_frozen = await self._freezer.freeze(sandbox.id)
             sandbox.agent()
@@ -127,8 +131,22 @@ class Pausing:
             sandbox.agent()
             raise Conflict(f"the sandbox cannot be frozen: {problem}") from problem
         except BaseException:
-            self._freezer.thaw(sandbox.id)
+            self._thaw(sandbox)
             raise
+
+    async def _hold_limits(self, sandbox: Sandbox) -> None:
+        """Have the time limits of its commands stand still: the agent's clock does not."""
+        try:
+            async with asyncio.timeout(HOLD_SECONDS):
+                await sandbox.agent().request(FrameType.HOLD, sandbox.next_id())
+        except (TimeoutError, FileProblem) as problem:
+            # It does not answer, or is of an older release: the limits count on.
+            self._log.warning("sandbox.limits_count", sandbox=sandbox.id, error=problem)
+
+    def _thaw(self, sandbox: Sandbox) -> None:
+        self._freezer.thaw(sandbox.id)
+        if sandbox.link is not None and sandbox.is_greeted:
+            sandbox.link.send(FrameType.GO, sandbox.next_id())
 
     def begin_idle_pause(self, sandbox: Sandbox, reason: str) -> None:
         """Pause a sandbox whose idle time is over; if that fails, look at it again later."""
@@ -160,7 +178,7 @@ class Pausing:
             sandbox.end_pause(time.time())
             self._sandboxes.move(sandbox, State.RUNNING)
             sandbox.save()
-            self._freezer.thaw(sandbox.id)
+            self._thaw(sandbox)
             await self._greet(sandbox)
         seconds = time.monotonic() - began
         self._metrics.resume.observe(seconds)

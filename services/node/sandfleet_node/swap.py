@@ -139,7 +139,7 @@ def remove_swap(path: Path, log: Logger) -> bool:
 
     To be called in a thread: all that is there is read back.
     """
-    area = next((each for each in _areas() if each.path == str(path)), None)
+    area = next((each for each in _areas() if each.path == os.path.realpath(path)), None)
     if area is not None:
         available = parse_meminfo(Path("/proc/meminfo").read_text())["MemAvailable"]
         if area.used_bytes > available:
