@@ -7,12 +7,14 @@ comes first; one that the node refused is taken back at once. Other schedulers'
 placements are seen a heartbeat later, which is why the choice is random among
 many and the node has the last word.
 
-The load that decides between drawn nodes is predicted as the sum of three parts,
-each from 0 to 1, with the new sandbox counted in:
+The load that decides between drawn nodes is predicted as a sum of parts,
+each from 0 to 1 unless it says otherwise, with the new sandbox counted in:
 
     promised   the fullest of sandboxes, cpu, memory and disk, as part of capacity
     starting   sandboxes accepted and not ready, as part of the node's limit
     busy       running tasks for each core, measured, two or more counting as 1
+    pressed    work that stands still for want of memory or disks, measured; up to 2, so
+               that a node without pressure is preferred whatever else is true of both
 
 A choice draws nodes at random until `choices` of them can take the sandbox, so
 its cost does not grow with the fleet. Only when the draws find none is every node
@@ -21,48 +23,22 @@ looked at, for the answer and for the reasons.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 
-from sandfleet_common.messages import NodeBeat, NodeState, Resources, SandboxSpec
+from sandfleet_common.messages import NodeBeat, NodeState, Pressure, Resources, SandboxSpec
+
+from .reasons import BUSY, DRAINING, SILENT, Reason, refused
 
 DRAWS_EACH = 4
 """Draws for each node wanted, before every node is looked at."""
 BUSY_PER_CORE = 2.0
+ROOM_SECONDS = 0.5
+"""A sum over all nodes is worked out anew after so long."""
 
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a node cannot take a sandbox, as a verb and what follows, for one node and for more."""
-
-    one: str
-    many: str
-
-
-def sentence(reasons: Iterable[Reason], nodes: int) -> str:
-    """Return why none of so many nodes could take a sandbox, in one sentence."""
-    counts = Counter(reasons)
-    if not counts and nodes:
-        return "no node could take it: the deadline came before any was asked"
-    if not counts:
-        return "no node could take it: no node is alive"
-    parts = [
-        f"{count} {reason.one if count == 1 else reason.many}"
-        for reason, count in counts.most_common()
-    ]
-    return "no node could take it: " + ", ".join(parts)
-
-
-def refused(why: str) -> Reason:
-    """Return the reason a node gave itself."""
-    return Reason(f"refused ({why})", f"refused ({why})")
-
-
-_SILENT = Reason("is silent", "are silent")
-_DRAINING = Reason("is draining", "are draining")
-_STARTING = Reason("is busy starting others", "are busy starting others")
+Kind = tuple[str, str, Resources]
+"""What of a spec decides which nodes can take it: environment, runtime, resources."""
 
 
 @dataclass(slots=True)
@@ -131,7 +107,19 @@ class Node:
         """Return the load to expect with one more sandbox; see the module's head."""
         promised = max(part for _, part in self.fractions(wanted))
         starting = min(_part(self.starting + 1, self.beat.starting_limit), 1.0)
-        return promised + starting + min(self.beat.load_per_core / BUSY_PER_CORE, 1.0)
+        busy = min(self.beat.load_per_core / BUSY_PER_CORE, 1.0)
+        return promised + starting + busy + pressed(self.beat.pressure)
+
+    def room(self, wanted: Resources) -> int:
+        """Return how many more such sandboxes there is room for, besides what is promised."""
+        has, asked, unseen = self.beat.capacity, self.beat.requested, self.unseen
+        left = (
+            has.sandboxes - asked.sandboxes - unseen.sandboxes,
+            (has.cpu - asked.cpu - unseen.cpu) / wanted.cpu,
+            (has.memory_bytes - asked.memory_bytes - unseen.memory_bytes) / wanted.memory_bytes,
+            (has.disk_bytes - asked.disk_bytes - unseen.disk_bytes) / wanted.disk_bytes,
+        )
+        return max(0, int(min(left)))
 
     def _drop(self, sandbox_id: str) -> None:
         for group in (self.recent, self.fading):
@@ -162,6 +150,9 @@ class Core:
         self._random = random
         self._choices = choices
         self._silent_seconds = silent_seconds
+        self._hopeless: set[Kind] = set()
+        """What no node can take, until something gives room."""
+        self._rooms: dict[Kind, tuple[float, int]] = {}
 
     # ------------------------------------------------------------------ events
 
@@ -174,6 +165,7 @@ class Core:
             self._names.append(beat.node)
         elif node.beat.boot == beat.boot and beat.sequence <= node.beat.sequence:
             return False
+        self._hopeless.clear()
         node._hear(beat, now)  # pyright: ignore[reportPrivateUsage]
         return True
 
@@ -202,6 +194,7 @@ class Core:
         node = self.nodes.get(name)
         if node is None:
             return
+        self._hopeless.clear()
         node.in_flight.pop(sandbox_id, None)
         if is_kept:
             node._fade(sandbox_id)  # pyright: ignore[reportPrivateUsage]
@@ -212,6 +205,9 @@ class Core:
 
     def choose(self, spec: SandboxSpec, now: float, avoid: Collection[str] = ()) -> str | None:
         """Return the node that should take a sandbox, or None when none can; see `reasons`."""
+        kind = (spec.environment, spec.runtime, spec.resources)
+        if kind in self._hopeless:
+            return None
         best = self._draw(spec, now, avoid)
         if best is None:
             able = [
@@ -221,24 +217,27 @@ class Core:
             ]
             drawn = self._random.sample(able, min(self._choices, len(able)))
             best = min(drawn, key=lambda node: node.load(spec.resources), default=None)
+            if best is None and not avoid:
+                self._hopeless.add(kind)
         return None if best is None else best.beat.node
 
     def obstacle(self, node: Node, spec: SandboxSpec, now: float) -> Reason | None:
         """Return why a node cannot take a sandbox now, or None."""
         beat = node.beat
         if now - node.heard_at > self._silent_seconds:
-            return _SILENT
+            return SILENT
         if beat.state == NodeState.DRAINING:
-            return _DRAINING
+            return DRAINING
         if spec.runtime not in beat.runtimes:
             return Reason(f"has no runtime {spec.runtime!r}", f"have no runtime {spec.runtime!r}")
         if not _has(node, spec.environment):
             name = spec.environment
             return Reason(f"has no environment {name!r}", f"have no environment {name!r}")
-        if beat.refusing is not None:
-            return refused(beat.refusing)
         if node.starting >= beat.starting_limit:
-            return _STARTING
+            return BUSY
+        # That it was starting too many is the one thing we know better than its heartbeat.
+        if beat.refusing is not None and beat.starting < beat.starting_limit:
+            return refused(beat.refusing)
         for kind, part in node.fractions(spec.resources):
             if part > 1:
                 return Reason(f"has no room for more {kind}", f"have no room for more {kind}")
@@ -255,6 +254,29 @@ class Core:
         if not alive or any(_has(node, environment) for node in alive):
             return None
         return sorted({name for node in alive for name in node.beat.environments})
+
+    def room(self, spec: SandboxSpec, now: float) -> int:
+        """Return for how many such sandboxes there is room, as of half a second ago at most."""
+        kind = (spec.environment, spec.runtime, spec.resources)
+        at, room = self._rooms.get(kind, (float("-inf"), 0))
+        if now - at >= ROOM_SECONDS:
+            usable = (
+                node
+                for node in self.nodes.values()
+                if self.obstacle(node, spec, now) in (None, BUSY)
+            )
+            room = sum(node.room(spec.resources) for node in usable)
+            self._rooms = {k: v for k, v in self._rooms.items() if now - v[0] < ROOM_SECONDS}
+            self._rooms[kind] = (now, room)
+        return room
+
+    def starts_per_second(self, now: float) -> float:
+        """Return how many sandboxes become ready on all nodes, by their heartbeats."""
+        return sum(
+            node.beat.starts_per_second
+            for node in self.nodes.values()
+            if now - node.heard_at <= self._silent_seconds
+        )
 
     def silent(self, now: float, seconds: float) -> list[str]:
         """Return the nodes not heard of for longer than that."""
@@ -291,6 +313,15 @@ class Core:
 
 def _part(amount: float, whole: float) -> float:
     return amount / whole if whole > 0 else float("inf")
+
+
+def pressed(pressure: Pressure) -> float:
+    """Return how much a node suffers already, from 0 to 2; what is not measured counts as 0.
+
+    A tenth of the time waited for memory by some, or a twentieth by all, counts as 1.
+    """
+    memory = (pressure.memory_some or 0) / 10 + (pressure.memory_full or 0) / 5
+    return min(2.0, memory + (pressure.io_full or 0) / 50)
 
 
 def _has(node: Node, environment: str) -> bool:

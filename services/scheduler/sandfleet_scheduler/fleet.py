@@ -35,6 +35,7 @@ from sandfleet_common.store import Store
 
 from .config import SchedulerSettings
 from .core import Core
+from .line import Line
 from .metrics import SchedulerMetrics
 
 _AT_ONCE = 500
@@ -57,6 +58,8 @@ class Fleet:
         self.core = core
         self.on_lost: list[Callable[[str], None]] = []
         """Called with the name of each node that is declared lost."""
+        self.line = Line()
+        """Who waits for room."""
         self.reconnects = 0
         self._bus = bus
         self._store = store
@@ -65,7 +68,6 @@ class Fleet:
         self._log = log
         self._lost: set[str] = set()
         self._scopes: dict[str, set[asyncio.Timeout]] = defaultdict(set)
-        self._changed = asyncio.Event()
         self._listening_since = self.now()
         bus.on_reconnect(self._on_reconnect)
 
@@ -99,16 +101,7 @@ class Fleet:
 
     def notify(self) -> None:
         """Wake those that wait for room."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def change(self, within: float) -> None:
-        """Wait until something may be different, at most so long."""
-        try:
-            async with asyncio.timeout(within):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+        self.line.notify()
 
     def is_lost(self, node: str) -> bool:
         """Return whether nothing is to be expected of a node any more."""

@@ -63,6 +63,9 @@ class JobNews:
         self.submitted_at = submitted_at
         self.state = JobState.PLACING
         self.done_at: float | None = None
+        self.ahead = 0
+        """Sandboxes that jobs submitted earlier still wait for."""
+        self._expected_seconds: float | None = None
         self.must_rewrite = False
         """Redis has lost its memory: everything is to be written again."""
         self._slots = slots
@@ -77,6 +80,7 @@ class JobNews:
 
     def info(self) -> JobInfo:
         """Return where the job is."""
+        is_placing, is_waiting = self.state == JobState.PLACING, self._slots.waiting > 0
         return JobInfo(
             job_id=self.submit.job_id,
             state=self.state,
@@ -86,7 +90,15 @@ class JobNews:
             submitted_at=self.submitted_at,
             done_at=self.done_at,
             failures=self._slots.first_failures(FAILURES_SHOWN),
+            ahead=self.ahead if is_placing and is_waiting else None,
+            expected_wait_seconds=self._expected_seconds if is_placing else None,
         )
+
+    def expect(self, ahead: int, seconds: float | None) -> None:
+        """Take in what is ahead of the job, and how long it may take from now."""
+        rounded = None if seconds is None else float(f"{seconds:.2g}")
+        if (self.ahead, self._expected_seconds) != (ahead, rounded):
+            self.ahead, self._expected_seconds, self._is_dirty = ahead, rounded, True
 
     def end(self, state: JobState) -> None:
         """Take in that the job is over."""
@@ -136,7 +148,8 @@ class JobNews:
             claims = {f.slot: (self._slots.holders[f.slot], FAILED_SLOT) for f in part}
             await self._store.claim_slots(job_id, claims)
         self._unrecorded = []
-        return await self._store.save_job(self.info())
+        deadline_at = self.submitted_at + self.submit.deadline_seconds
+        return await self._store.save_job(self.info(), deadline_at)
 
     async def _tell(self) -> None:
         info = self.info()

@@ -19,23 +19,34 @@ from sandfleet_common.errors import NoCapacity, NodeLost, NotFound, SandfleetErr
 from sandfleet_common.ids import new_sandbox_id, node_of
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
-from sandfleet_common.messages import JobState, JobSubmit, NodeCreateItem, Outcome, SlotFailure
+from sandfleet_common.messages import (
+    Failure,
+    JobState,
+    JobSubmit,
+    NodeCreateItem,
+    Outcome,
+    SlotFailure,
+)
 from sandfleet_common.store import FAILED_SLOT, Store
 
 from . import takeover
 from .actions import Actions
+from .ahead import Ahead
 from .config import SchedulerSettings
-from .core import Reason, refused, sentence
 from .fleet import Fleet, lost_slot
 from .jobnews import JobNews, chunks, until_done
+from .line import LOOK_SECONDS, wait
 from .metrics import SchedulerMetrics
-from .sending import NotSent, Sender, known_environments, placing
+from .pace import Pace
+from .reasons import sentence
+from .refusals import Refusals
+from .sending import NotSent, Sender, known_environments, placing, wait_of
 from .slots import Slot, Slots
 
 ROUND_SLOTS = 1024
 """Slots given to nodes in one round, with one write to Redis."""
-AVOID_FIRST_SECONDS = 0.05
-AVOID_MOST_SECONDS = 1.0
+YIELD_SECONDS = 0.02
+"""Before it looks for room, a job gives so much to those that came earlier elsewhere."""
 SETTLE_SECONDS = 10.0
 """What a cancelled job gives to requests that are with nodes."""
 
@@ -48,6 +59,7 @@ class Means:
     store: Store
     fleet: Fleet
     actions: Actions
+    ahead: Ahead
     sender: Sender
     settings: SchedulerSettings
     metrics: SchedulerMetrics
@@ -70,9 +82,8 @@ class JobRun:
         self._means = means
         self._log = means.log.bind(job=submit.job_id)
         self._wake = asyncio.Event()
-        self._avoid: dict[str, float] = {}
-        self._refused_in_a_row: dict[str, int] = defaultdict(int)
-        self._refusals: dict[str, Reason] = {}
+        self._refusals = Refusals()
+        self._pace = Pace()
         self._bug: BaseException | None = None
 
     @property
@@ -184,27 +195,24 @@ class JobRun:
         if not self.slots.waiting:
             await self._wake.wait()
             return
+        soonest = self._refusals.soonest(self._means.fleet.now())
         left = max(0.0, self.deadline_at - time.time())
-        pause = min([left, 0.25, *(t - self._means.fleet.now() for t in self._avoid.values())])
-        if self.slots.sent:
-            try:
-                async with asyncio.timeout(max(pause, 0.01)):
-                    await self._wake.wait()
-            except TimeoutError:
-                return
-        else:
-            await self._means.fleet.change(max(pause, 0.01))
+        pause = min(left, LOOK_SECONDS if soonest is None else min(LOOK_SECONDS, soonest))
+        with self._means.fleet.line.place(self.news.submitted_at, self._wake):
+            await wait(self._wake, max(pause, 0.01))
+        if self.news.ahead:
+            await asyncio.sleep(YIELD_SECONDS)
 
     def _plan(self) -> dict[str, list[tuple[int, str]]]:
         """Choose nodes for slots that wait: node -> (slot, new id)."""
         plan: dict[str, list[tuple[int, str]]] = defaultdict(list)
         core, now = self._means.fleet.core, self._means.fleet.now()
-        self._avoid = {node: until for node, until in self._avoid.items() if until > now}
+        avoided = self._refusals.avoided(now)
         for _ in range(ROUND_SLOTS):
             slot = self.slots.next_waiting()
             if slot is None:
                 break
-            node = core.choose(self.submit.spec, now, self._avoid)
+            node = core.choose(self.submit.spec, now, avoided)
             if node is None:
                 self.slots.wait(slot)
                 break
@@ -261,29 +269,30 @@ class JobRun:
             for slot, outcome in zip(given, outcomes, strict=True):
                 self._take(slot, node, outcome)
         except NotSent as problem:
-            self._refuse(node, str(problem))
+            self._refuse(node, str(problem), problem.wait_seconds)
             self._wait_again(given)
         except NodeLost:
             records = [placing(item, node) for item in items]
             await until_done(lambda: self._means.fleet.end_lost(records))
-            self._refusals[node] = Reason("was lost", "were lost")
+            self._refusals.lost(node)
             self._wait_again(given)
         except TimedOut as problem:
             await self._means.sender.abandon([placing(i, node) for i in items], problem.message)
             for slot in given:
                 self._fail(slot, problem)
         except SandfleetError as problem:
-            self._refuse(node, problem.message)
+            self._refuse(node, problem.message, wait_of(problem.fields))
             self._wait_again(given)
 
     def _take(self, slot: int, node: str, outcome: Outcome) -> None:
         failure = outcome.failure
         if outcome.status == "ready" and outcome.info is not None:
-            self._refused_in_a_row.pop(node, None)
+            self._refusals.accepted(node)
             self.slots.became_ready(slot, outcome.info)
             self._means.metrics.placements.labels("ready").inc()
         elif outcome.status == "refused":
-            self._refuse(node, failure.message if failure else "no reason given")
+            failure = failure or Failure(code="none", message="no reason given")
+            self._refuse(node, failure.message, wait_of(failure.fields))
             self.slots.wait(slot)
         else:
             code = failure.code if failure else "sandbox_failed"
@@ -291,15 +300,9 @@ class JobRun:
             self.slots.fail(SlotFailure(slot=slot, code=code, message=message))
             self._means.metrics.placements.labels(code).inc()
 
-    def _refuse(self, node: str, why: str) -> None:
-        """Leave a node alone for a while, longer each time in a row."""
-        now = self._means.fleet.now()
-        self._refusals[node] = refused(why)
-        if self._avoid.get(node, 0) > now:
-            return
-        times = self._refused_in_a_row[node] = self._refused_in_a_row[node] + 1
-        pause = min(AVOID_MOST_SECONDS, AVOID_FIRST_SECONDS * 2 ** min(times - 1, 8))
-        self._avoid[node] = now + pause * (0.5 + random.random() / 2)
+    def _refuse(self, node: str, why: str, wait_seconds: float | None) -> None:
+        now, roll = self._means.fleet.now(), random.random()
+        self._refusals.refuse(node, why, now, roll, wait_seconds=wait_seconds)
 
     def _wait_again(self, given: dict[int, str]) -> None:
         for slot in given:
@@ -317,7 +320,7 @@ class JobRun:
 
     def _why(self) -> str:
         core = self._means.fleet.core
-        known = {node: why for node, why in self._refusals.items() if node in core.nodes}
+        known = {node: why for node, why in self._refusals.reasons.items() if node in core.nodes}
         reasons = known | core.reasons(self.submit.spec, self._means.fleet.now())
         return sentence(reasons.values(), len(core.nodes))
 
@@ -373,15 +376,26 @@ class JobRun:
 
     async def _tell(self) -> None:
         """Record and tell progress, and hear whether the job was cancelled."""
-        asked_at = 0.0
+        looked_at = 0.0
         while True:
             await asyncio.sleep(self._means.settings.event_seconds)
             try:
-                await self.news.flush()
-                if time.monotonic() - asked_at > 0.5:
-                    asked_at = time.monotonic()
+                if time.monotonic() - looked_at > LOOK_SECONDS:
+                    looked_at = time.monotonic()
+                    self._look_ahead()
                     if await self._means.store.is_cancelled(self.submit.job_id):
                         self.cancel()
+                await self.news.flush()
             except SandfleetError as problem:
                 self._log.warning("job.untold", error=str(problem))
                 await asyncio.sleep(0.2)
+
+    def _look_ahead(self) -> None:
+        """Work out what the job waits for, and how long that may take."""
+        fleet, slots = self._means.fleet, self.slots
+        now, info = fleet.now(), self.news.info()
+        ahead = self._means.ahead.of(info)
+        room = fleet.core.room(self.submit.spec, now)
+        self._pace.note(now, slots.ready, is_short=room < slots.waiting + ahead)
+        left, rate = slots.waiting + slots.sent, fleet.core.starts_per_second(now)
+        self.news.expect(ahead, self._pace.expected_seconds(left, ahead, rate))

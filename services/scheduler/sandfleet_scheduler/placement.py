@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from sandfleet_common.errors import (
+    Busy,
     NoCapacity,
     NodeLost,
     SandboxFailed,
@@ -16,16 +17,20 @@ from sandfleet_common.errors import (
 )
 from sandfleet_common.ids import new_sandbox_id
 from sandfleet_common.logs import Logger
-from sandfleet_common.messages import NodeCreateItem, Outcome, SandboxCreate, SandboxInfo
+from sandfleet_common.messages import Failure, NodeCreateItem, Outcome, SandboxCreate, SandboxInfo
 from sandfleet_common.states import Origin, State
 from sandfleet_common.store import Store
 
 from .actions import Actions
-from .core import Reason, refused, sentence
+from .config import SchedulerSettings
 from .fleet import Fleet
+from .line import LOOK_SECONDS, wait
 from .metrics import SchedulerMetrics
+from .pace import retry_after
+from .reasons import sentence
 from .records import Recorder
-from .sending import NotSent, Sender, known_environments, placing
+from .refusals import Refusals
+from .sending import NotSent, Sender, known_environments, placing, wait_of
 
 BACKOFF_FIRST_SECONDS = 0.02
 BACKOFF_MOST_SECONDS = 0.5
@@ -36,7 +41,7 @@ DOUBT_SECONDS = 5.0
 
 
 def backoff(tries: int, roll: float) -> float:
-    """Return how long to wait for room, growing with `tries`; `roll` in 0..1 spreads callers."""
+    """Return how long to wait for another, growing with `tries`; `roll` in 0..1 spreads callers."""
     ceiling = min(BACKOFF_MOST_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(tries, 10))
     return ceiling * (0.5 + roll / 2)
 
@@ -50,9 +55,10 @@ class _Attempt:
     held: str | None = None
     """The id the key is tied to, by us."""
     last: SandboxInfo | None = None
-    refusals: dict[str, Reason] = field(default_factory=dict[str, Reason])
-    """Of the nodes asked in this round; they are not asked again before the next."""
-    remembered: dict[str, Reason] = field(default_factory=dict[str, Reason])
+    refusals: Refusals = field(default_factory=Refusals)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    is_waiting: bool = False
+    """For room, among those that are counted."""
 
     @property
     def deadline_at(self) -> float:
@@ -61,9 +67,6 @@ class _Attempt:
     @property
     def is_over(self) -> bool:
         return time.time() >= self.deadline_at
-
-    def refuse(self, node: str, why: str) -> None:
-        self.refusals[node] = self.remembered[node] = refused(why)
 
 
 class Placer:
@@ -76,6 +79,7 @@ class Placer:
         actions: Actions,
         sender: Sender,
         recorder: Recorder,
+        settings: SchedulerSettings,
         metrics: SchedulerMetrics,
         log: Logger,
     ) -> None:
@@ -84,6 +88,8 @@ class Placer:
         self._actions = actions
         self._sender = sender
         self._recorder = recorder
+        self._waiting_most = settings.creates_waiting
+        self._waiting = 0
         self._metrics = metrics
         self._log = log
 
@@ -92,36 +98,34 @@ class Placer:
 
         Raises:
             NoCapacity: no node took it by the deadline; says why not.
+            Busy: no node can take it now, and too many wait for room already.
             NotFound: no node has the environment.
             SandboxFailed: it could not start.
             TimedOut: its node did not answer by the deadline.
         """
         started = time.monotonic()
-        outcome = "failed"
+        attempt, outcome = _Attempt(request, time.time()), "failed"
         try:
-            info = await self._place(_Attempt(request, time.time()))
+            info = await self._place(attempt)
             outcome = "ready"
             return info
         except SandfleetError as problem:
             outcome = problem.code
             raise
         finally:
+            self._count(attempt, is_waiting=False)
             self._metrics.placements.labels(outcome).inc()
             self._metrics.placing.observe(time.monotonic() - started)
 
     async def _place(self, attempt: _Attempt) -> SandboxInfo:
-        tries = 0
         while True:
-            node = None
-            if not attempt.is_over:
-                spec = attempt.request.spec
-                node = self._fleet.core.choose(spec, self._fleet.now(), attempt.refusals)
+            attempt.wake.clear()
+            node = None if attempt.is_over else self._choose(attempt)
             if node is None:
                 if attempt.is_over:
                     raise self._give_up(attempt)
                 known_environments(self._fleet, attempt.request.spec)
-                await self._pause(attempt, tries)
-                tries += 1
+                await self._pause(attempt)
                 continue
             sandbox_id = new_sandbox_id(node)
             holder = await self._claim(attempt, sandbox_id)
@@ -133,15 +137,38 @@ class Placer:
             if outcome is not None:
                 return await self._conclude(attempt, outcome)
 
-    async def _pause(self, attempt: _Attempt, tries: int) -> None:
-        """Wait for room; every node may be asked again then."""
+    def _choose(self, attempt: _Attempt) -> str | None:
+        now = self._fleet.now()
+        return self._fleet.core.choose(attempt.request.spec, now, attempt.refusals.avoided(now))
+
+    async def _pause(self, attempt: _Attempt) -> None:
+        """Wait for room.
+
+        Raises:
+            Busy: too many do.
+        """
+        if not attempt.is_waiting and self._waiting >= self._waiting_most:
+            self._metrics.creates_turned_away.inc()
+            raise self._turn_away(attempt)
+        self._count(attempt, is_waiting=True)
+        soonest = attempt.refusals.soonest(self._fleet.now())
         left = max(0.0, attempt.deadline_at - time.time())
-        pause = backoff(tries, random.random())
-        if attempt.refusals:
-            await asyncio.sleep(min(pause, left))
-            attempt.refusals.clear()
-        else:
-            await self._fleet.change(min(max(pause, 0.1), left))
+        look = LOOK_SECONDS if soonest is None else min(LOOK_SECONDS, soonest)
+        with self._fleet.line.place(attempt.arrived_at, attempt.wake):
+            await wait(attempt.wake, min(look, left))
+
+    def _count(self, attempt: _Attempt, *, is_waiting: bool) -> None:
+        if attempt.is_waiting != is_waiting:
+            attempt.is_waiting = is_waiting
+            self._waiting += 1 if is_waiting else -1
+            self._metrics.creates_waiting.set(self._waiting)
+
+    def _turn_away(self, attempt: _Attempt) -> Busy:
+        rate = self._fleet.core.starts_per_second(self._fleet.now())
+        seconds = round(retry_after(self._waiting + 1, rate), 1)
+        why = f"{self._waiting} creations wait for room already; come again in {seconds:g} s"
+        self._reject(attempt, why)
+        return Busy(why, retry_after_seconds=seconds)
 
     async def _ask(self, attempt: _Attempt, node: str, sandbox_id: str) -> Outcome | None:
         """Ask a node; None when another is to be asked."""
@@ -157,19 +184,24 @@ class Placer:
         try:
             outcome = (await self._sender.create(node, [item]))[0]
         except NotSent as problem:
-            attempt.refuse(node, str(problem))
+            self._refuse(attempt, node, str(problem), problem.wait_seconds)
             return None
         except NodeLost:
             await self._fleet.end_lost([attempt.last])
-            attempt.remembered[node] = Reason("was lost", "were lost")
+            attempt.refusals.lost(node)
             return None
         except TimedOut:
             await self._sender.abandon([attempt.last], "its node did not answer by the deadline")
             raise
         if outcome.status != "refused":
             return outcome
-        attempt.refuse(node, outcome.failure.message if outcome.failure else "no reason given")
+        failure = outcome.failure or Failure(code="none", message="no reason given")
+        self._refuse(attempt, node, failure.message, wait_of(failure.fields))
         return None
+
+    def _refuse(self, attempt: _Attempt, node: str, why: str, wait_seconds: float | None) -> None:
+        now, roll = self._fleet.now(), random.random()
+        attempt.refusals.refuse(node, why, now, roll, wait_seconds=wait_seconds)
 
     async def _conclude(self, attempt: _Attempt, outcome: Outcome) -> SandboxInfo:
         if outcome.status == "failed":
@@ -236,18 +268,23 @@ class Placer:
     def _give_up(self, attempt: _Attempt) -> NoCapacity:
         now, spec = self._fleet.now(), attempt.request.spec
         core = self._fleet.core
-        reasons = attempt.remembered | core.reasons(spec, now)
+        reasons = attempt.refusals.reasons | core.reasons(spec, now)
         why = sentence(reasons.values(), len(core.nodes))
-        if attempt.last is not None:
-            end = {
-                "state": State.REJECTED,
-                "version": 1,
-                "ended_at": time.time(),
-                "reason": why,
-                "origin": Origin.PLATFORM,
-            }
-            self._recorder.put(attempt.last.model_copy(update=end))
+        self._reject(attempt, why)
         return NoCapacity(why)
+
+    def _reject(self, attempt: _Attempt, why: str) -> None:
+        """Say on record that nothing came of the sandbox that nodes were asked for last."""
+        if attempt.last is None:
+            return
+        end = {
+            "state": State.REJECTED,
+            "version": 1,
+            "ended_at": time.time(),
+            "reason": why,
+            "origin": Origin.PLATFORM,
+        }
+        self._recorder.put(attempt.last.model_copy(update=end))
 
 
 def _may_retry(info: SandboxInfo) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sandfleet_common import subjects as s
 from sandfleet_common.bus import Bus, reconnect_delay
@@ -32,6 +32,11 @@ GRACE_SECONDS = 5.0
 
 class NotSent(Exception):
     """No node has heard of it: nothing was created, another may be asked."""
+
+    def __init__(self, problem: Unavailable) -> None:
+        super().__init__(problem.message)
+        self.wait_seconds = wait_of(problem.fields)
+        """When the node that was asked may be asked again, if it said so."""
 
 
 class Sender:
@@ -121,11 +126,11 @@ class Sender:
             # Nobody was there to hear it; unless the connection broke after it was sent.
             if is_known or reconnects != self._fleet.reconnects:
                 return []
-            raise NotSent(str(problem)) from problem
+            raise NotSent(problem) from problem
         except Unavailable as problem:
             if is_known:
                 return []
-            raise NotSent(str(problem)) from problem
+            raise NotSent(problem) from problem
         asked = {item.sandbox_id for item in items}
         return [outcome for outcome in reply.outcomes if outcome.sandbox_id in asked]
 
@@ -151,6 +156,12 @@ class Sender:
         except Unreachable as problem:
             self._log.warning("sandbox.abandon_failed", error=str(problem))
         await self._actions.stop([info.sandbox_id for info in infos], reason)
+
+
+def wait_of(fields: Mapping[str, object]) -> float | None:
+    """Return when to come again, as the fields of a failure say, or None."""
+    wait = fields.get("retry_after_seconds")
+    return float(wait) if isinstance(wait, int | float) else None
 
 
 def placing(item: NodeCreateItem, node: str) -> SandboxInfo:

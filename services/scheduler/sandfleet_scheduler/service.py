@@ -24,6 +24,7 @@ from sandfleet_common.messages import (
 from sandfleet_common.store import ENDED_SECONDS, Store
 
 from .actions import Actions
+from .ahead import Ahead
 from .config import SchedulerSettings
 from .core import Core
 from .fleet import Fleet
@@ -60,11 +61,14 @@ class Scheduler:
         self._fleet = Fleet(bus, store, core, settings, metrics, log)
         self._actions = Actions(bus, store, self._fleet, settings, metrics, log)
         sender = Sender(bus, store, self._fleet, self._actions, settings, metrics, log)
+        self._ahead = Ahead(store)
         self._recorder = Recorder(store, log)
         self._placer = Placer(
-            store, self._fleet, self._actions, sender, self._recorder, metrics, log
+            store, self._fleet, self._actions, sender, self._recorder, settings, metrics, log
         )
-        self._means = Means(bus, store, self._fleet, self._actions, sender, settings, metrics, log)
+        self._means = Means(
+            bus, store, self._fleet, self._actions, self._ahead, sender, settings, metrics, log
+        )
         self._jobs = Jobs(self._means)
         self._serving: list[Subscription] = []
         self._taking: asyncio.Task[None] | None = None
@@ -82,6 +86,7 @@ class Scheduler:
             group.create_task(self._fleet.watch())
             group.create_task(self._recorder.run())
             group.create_task(self._watch_store())
+            group.create_task(self._ahead.watch(lambda: len(self._jobs) > 0))
             group.create_task(self._sweep())
             group.create_task(watch_memory(self._jobs, self._means))
             self._taking = group.create_task(self._jobs.take())

@@ -16,7 +16,8 @@ from sandfleet_common.messages import (
     Resources,
     SandboxSpec,
 )
-from sandfleet_scheduler.core import Core, sentence
+from sandfleet_scheduler.core import Core
+from sandfleet_scheduler.reasons import sentence
 
 SPEC = SandboxSpec()
 

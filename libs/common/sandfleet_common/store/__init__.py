@@ -10,6 +10,7 @@ Keys, all under `sf:`:
     job:<j>               hash: submit, info
     job:<j>:slots         hash: slot -> sandbox id as assigned last, or FAILED_SLOT
     job:<j>:failures      hash: slot -> SlotFailure
+    jobs:waiting          hash: job -> when submitted, deadline, sandboxes it still waits for
     job:<j>:cancelled     there when somebody asked for its end
     mark:<name>           there until Redis loses its memory
     key:<k>               idempotency key -> sandbox id
@@ -27,7 +28,7 @@ its deadline: only what a node has taken is indexed, and only its node ends it.
 """
 
 from .connection import Store, StoreSettings
-from .jobs import FAILED_SLOT
+from .jobs import FAILED_SLOT, WaitingJob
 from .scripts import ENDED_SECONDS
 
-__all__ = ["ENDED_SECONDS", "FAILED_SLOT", "Store", "StoreSettings"]
+__all__ = ["ENDED_SECONDS", "FAILED_SLOT", "Store", "StoreSettings", "WaitingJob"]

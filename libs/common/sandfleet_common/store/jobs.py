@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-from sandfleet_common.messages import JobInfo, JobSubmit, SlotFailure
+from sandfleet_common.messages import JobInfo, JobState, JobSubmit, SlotFailure
 
 from .link import RedisLink, mapped
 from .scripts import CLAIM_SLOTS
@@ -13,6 +14,27 @@ from .scripts import CLAIM_SLOTS
 JOB_SECONDS = 86_400
 FAILED_SLOT = "-"
 """Holder of a slot that has failed for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job that is under way."""
+
+    job_id: str
+    submitted_at: float
+    deadline_at: float
+    left: int
+    """Sandboxes that are neither ready nor have failed."""
+
+    def text(self) -> str:
+        """Return what stands on record, without the id."""
+        return f"{self.submitted_at!r} {self.deadline_at!r} {self.left}"
+
+    @classmethod
+    def parse(cls, job_id: str, text: str) -> WaitingJob:
+        """Read a record."""
+        submitted_at, deadline_at, left = text.split()
+        return cls(job_id, float(submitted_at), float(deadline_at), int(left))
 
 
 class JobRecords(RedisLink):
@@ -51,15 +73,35 @@ class JobRecords(RedisLink):
         with mapped():
             return bool(await self._redis.exists(f"sf:job:{job_id}:cancelled"))
 
-    async def save_job(self, info: JobInfo) -> bool:
-        """Write where a job is; False when its request is not on record (any more)."""
+    async def save_job(self, info: JobInfo, deadline_at: float | None = None) -> bool:
+        """Write where a job is; False when its request is not on record (any more).
+
+        With its deadline given, others learn what it still waits for.
+        """
         name = f"sf:job:{info.job_id}"
         with mapped():
             pipe = self._redis.pipeline(transaction=False)
             pipe.hset(name, "info", info.model_dump_json())
             pipe.hexists(name, "submit")
+            left = info.count - info.ready - info.failed
+            if info.state == JobState.PLACING and left and deadline_at is not None:
+                waiting = WaitingJob(info.job_id, info.submitted_at, deadline_at, left)
+                pipe.hset("sf:jobs:waiting", info.job_id, waiting.text())
+            else:
+                pipe.hdel("sf:jobs:waiting", info.job_id)
             answers = await pipe.execute()
         return bool(answers[1])
+
+    async def waiting_jobs(self) -> list[WaitingJob]:
+        """Return the jobs that still wait for sandboxes."""
+        with mapped():
+            found = await cast(Any, self._redis.hgetall("sf:jobs:waiting"))
+        return [WaitingJob.parse(name, text) for name, text in cast(dict[str, str], found).items()]
+
+    async def forget_waiting(self, job_ids: Sequence[str]) -> None:
+        """Strike off jobs that nobody works on any more."""
+        with mapped():
+            await cast(Any, self._redis.hdel("sf:jobs:waiting", *job_ids))
 
     async def assign_slots(self, job_id: str, slots: Mapping[int, str]) -> None:
         """Record which sandbox each slot was given, before any node hears of it."""
