@@ -25,10 +25,11 @@ from .inside.frames import (
     TIMED_OUT,
     VALUE,
 )
+from .inside.leftovers import PLACES_MAX
 
 _STEPS_MAX = 2
 _SHOWN = 200
-_MOST = {HELLO: 16_384, RESULT: FRAME_BYTES, SETTLED: 1024}
+_MOST = {HELLO: 1024 * 1024, RESULT: FRAME_BYTES, SETTLED: 1024}
 
 
 class Misbehaved(ValueError):
@@ -68,6 +69,8 @@ class Hello:
     python: str
     languages: tuple[str, ...]
     imports: tuple[str, ...]
+    places: tuple[str, ...]
+    """What everybody may write to, as it found before anything untrusted ran."""
 
 
 def read_hello(payload: bytes) -> Hello:
@@ -82,6 +85,7 @@ def read_hello(payload: bytes) -> Hello:
             str(told["python"])[:_SHOWN],
             tuple(str(name)[:_SHOWN] for name in list(told["languages"])[:16]),
             tuple(str(name)[:_SHOWN] for name in list(told["imports"])[:256]),
+            tuple(str(path) for path in list(told["places"])[: PLACES_MAX + 1]),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise Misbehaved(f"a hello that makes no sense: {problem}") from None
@@ -217,6 +221,8 @@ def _status(call: FunctionCall, step: CallStep, timed_out: bool, ran_out: bool) 
             return "memory"
         if allowed is not None and step.cpu_seconds >= allowed:
             return "timeout"
+    if ran_out and step.exit_code == 128 + signal.SIGKILL:
+        return "memory"
     if step.signal == signal.SIGABRT and b"std::bad_alloc" in step.stderr:
         return "memory"
     if step.signal is not None:

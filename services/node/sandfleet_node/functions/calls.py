@@ -20,14 +20,14 @@ from sandfleet_common.messages import (
     SandboxSpec,
 )
 from sandfleet_common.states import Origin, State
+from sandfleet_node.config import NodeSettings
+from sandfleet_node.creation import Creation
+from sandfleet_node.ending import Ending
+from sandfleet_node.layers import LayerStore
+from sandfleet_node.metrics import NodeMetrics
+from sandfleet_node.sandbox import Sandbox
+from sandfleet_node.sandboxes import Sandboxes
 
-from ..config import NodeSettings
-from ..creation import Creation
-from ..ending import Ending
-from ..layers import LayerStore
-from ..metrics import NodeMetrics
-from ..sandbox import Sandbox
-from ..sandboxes import Sandboxes
 from .answers import Answer, Hello, judge
 from .memory import Recent
 from .pool import CALLS_SERVED, Claim, Pool
@@ -99,66 +99,63 @@ class FunctionCalls:
         if pool.hello is not None:
             _check_language(body, pool.hello)
         claim = await pool.claim(body.queue_seconds)
-        began = time.monotonic()
         try:
             if pool.hello is not None:
                 _check_language(body, pool.hello)
         except NotFound:
             pool.settled(claim.warm, "")
             raise
-        result = await self._run(pool, claim, body, request, began)
+        result = await self._run(pool, claim, body, request)
         self._metrics.function_calls.labels(result.status).inc()
         self._metrics.function_wait.observe(claim.wait_seconds)
         self._metrics.function_run.observe(result.run_ms / 1000)
         return result
 
     async def _run(
-        self, pool: Pool, claim: Claim, body: FunctionCall, request: bytes, began: float
+        self, pool: Pool, claim: Claim, body: FunctionCall, request: bytes
     ) -> FunctionResult:
         warm = claim.warm
-        kills = self._oom_kills(warm.sandbox.id)
+        began = time.monotonic()
         warm.sandbox.touch()
-        is_answered = False
+        answer: Answer | None = None
         try:
             answer = await warm.call(request, _most_seconds(body))
-            is_answered = True
         except Gone as problem:
             self._log.warning("function.lost", sandbox=warm.sandbox.id, reason=str(problem))
-            answer = None
         finally:
-            if not is_answered:
+            if answer is None:
                 pool.discard(warm, "lost")
         seconds = time.monotonic() - began
         pool.roster.ran(seconds)
-        told = {
-            "wait_ms": round(claim.wait_seconds * 1000, 3),
-            "run_ms": round(seconds * 1000, 3),
-            "sandbox_id": warm.sandbox.id,
-            "node": self._settings.name,
-            "is_cold": claim.is_cold,
-        }
-        if answer is None:
-            return FunctionResult(status="lost", **told)
-        return self._result(body, answer, warm, kills, told)
+        result = (
+            FunctionResult(status="lost") if answer is None else self._result(body, answer, warm)
+        )
+        return result.model_copy(
+            update={
+                "wait_ms": round(claim.wait_seconds * 1000, 3),
+                "run_ms": round(seconds * 1000, 3),
+                "sandbox_id": warm.sandbox.id,
+                "node": self._settings.name,
+                "is_cold": claim.is_cold,
+            }
+        )
 
-    def _result(
-        self, body: FunctionCall, answer: Answer, warm: Warm, kills: int, told: dict[str, object]
-    ) -> FunctionResult:
-        is_killed = answer.steps[-1].signal is not None
-        ran_out = is_killed and self._oom_kills(warm.sandbox.id) > kills
-        verdict = judge(body, answer, ran_out=ran_out)
-        is_compiled = body.language in ("c", "cpp")
+    def _result(self, body: FunctionCall, answer: Answer, warm: Warm, kills: int) -> FunctionResult:
         steps = answer.steps
+        ran_out = False
+        if steps[-1].exit_code != 0:
+            kills, before = self._oom_kills(warm.sandbox.id), warm.oom_kills
+            ran_out, warm.oom_kills = kills > before, kills
+        verdict = judge(body, answer, ran_out=ran_out)
         files = dict(zip(body.fetch, answer.files, strict=False))
         return FunctionResult(
             status=verdict.status,
             step=CallStep() if verdict.status == "compile_error" else steps[-1],
-            compiled=steps[0] if is_compiled else None,
+            compiled=steps[0] if body.language in ("c", "cpp") else None,
             value=verdict.value,
             exception=verdict.exception,
             files={name: data for name, data in files.items() if data is not None},
             missing=[name for name in body.fetch if files.get(name) is None],
-            **told,  # pyright: ignore[reportArgumentType]
         )
 
     # ------------------------------------------------------------------ pools
@@ -185,7 +182,7 @@ class FunctionCalls:
         )
 
     def _close_older(self, name: str, newest: str) -> None:
-        """A new version has come: its forerunners end with the calls that they run."""
+        """Close the pools of earlier versions; each ends with the calls that it runs."""
         for key, pool in list(self._pools.items()):
             if key != newest and key.partition(":")[0] == name:
                 pool.close("outdated")
@@ -214,7 +211,9 @@ class FunctionCalls:
         self._warm[sandbox.id] = warm
         imports = _split(self._layers.resolve(pool.environment).notes.get("imports", ""))
         first = opening(
-            self._settings.function_calls_each, [*self._settings.function_imports, *imports]
+            self._settings.function_calls_each,
+            [*self._settings.function_imports, *imports],
+            None if pool.hello is None else list(pool.hello.places),
         )
         try:
             hello = await warm.start(COMMAND, first, _START_SECONDS)
@@ -253,7 +252,7 @@ class FunctionCalls:
         self._ending.begin(warm.sandbox, State.STOPPED, text[:500], Origin.PLATFORM)
 
     def _on_end(self, sandbox: Sandbox) -> None:
-        """A sandbox ends, whoever wanted it."""
+        """Take note that a sandbox ends, whoever wanted it."""
         warm = self._warm.get(sandbox.id)
         if warm is None:
             return

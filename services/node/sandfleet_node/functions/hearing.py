@@ -47,7 +47,8 @@ class Hearing:
         Raises:
             Unreachable: the bus is down; look again later.
         """
-        wanted = set() if self._is_closed else set(map(environment_token, self._environments()))
+        names = [] if self._is_closed else self._environments()
+        wanted = {environment_token(name) for name in names}
         for token in set(self._heard) - wanted:
             await self._heard.pop(token).close()
         for token in sorted(wanted - set(self._heard)):

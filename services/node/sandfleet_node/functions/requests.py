@@ -13,7 +13,9 @@ from sandfleet_common.messages import CallLimits, FunctionCall
 from .inside.frames import SIZE
 
 _INSIDE = Path(__file__).with_name("inside")
-_MODULES = ("frames", "steps", "languages", "leftovers", "running", "working", "serve")
+_MODULES = (
+    "frames", "steps", "speaking", "languages", "leftovers", "running", "working", "serve",
+)  # fmt: skip
 """In an order in which each finds those that it imports."""
 _PACKAGE = "sandfleet_zygote"
 _LOADER = f"""
@@ -43,11 +45,16 @@ COMMAND = ("python3", "-B", "-c", _LOADER)
 """What a warm sandbox runs."""
 
 
-def opening(calls: int, imports: list[str]) -> bytes:
-    """Return what the zygote is told first: its own text, how many calls it serves and what
-    to import beside what everybody needs."""
+def opening(calls: int, imports: list[str], places: list[str] | None) -> bytes:
+    """Return what the zygote is told first: its own text and its settings.
+
+    Args:
+        calls: how many it serves.
+        imports: what to import beside what everybody needs.
+        places: what everybody may write to in the environment; None: it has to look.
+    """
     modules = [(name, (_INSIDE / f"{name}.py").read_text()) for name in _MODULES]
-    settings = {"calls": calls, "imports": imports}
+    settings = {"calls": calls, "imports": imports, "places": places}
     told = json.dumps({"modules": modules, "settings": settings}).encode()
     return SIZE.pack(len(told)) + told
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from sandfleet_common import wire
 from sandfleet_common.errors import Busy, NotFound, SandboxFailed
 from sandfleet_common.wire import Frame, FrameFlag, FrameType, Tag
+from sandfleet_node.agentlink import error_of
+from sandfleet_node.sandbox import Sandbox
 
-from ..agentlink import error_of
-from ..sandbox import Sandbox
 from .answers import Answer, Hello, Misbehaved, Reader, read_answer, read_hello
 from .inside.frames import HELLO, RESULT, SETTLED
 
@@ -34,6 +34,8 @@ class Warm:
         self.sandbox = sandbox
         self.number = sandbox.next_id()
         self.calls = 0
+        self.oom_kills = 0
+        """As last looked at."""
         self.started_at = time.monotonic()
         self.is_counted = False
         """The metrics know of it."""

@@ -27,6 +27,11 @@ wall and CPU time in microseconds, peak memory in KiB."""
 TIMED_OUT = 1
 FILE = Struct("<i")
 """Bytes of a file; -1: missing."""
+NOTE_BYTES = CALL_BYTES + 64
+DONE_MARK = b"\xffdone\xff"
+DONE = Struct("<6sHQQ")
+"""How a note ends when Python code has run to its end: the mark, which no text holds, exit
+status, CPU time in microseconds, peak memory in KiB. The process has only to end after it."""
 FRAME_BYTES = 8 * CALL_BYTES
 """No frame is longer."""
 

@@ -19,8 +19,8 @@ _MIB = 1024 * 1024
 
 def find_all() -> dict[str, str]:
     """Return the program of each language that is here."""
-    found = {}
-    for language, names in list(_COMPILERS.items()) + list(_RUNNERS.items()):
+    found: dict[str, str] = {}
+    for language, names in (*_COMPILERS.items(), *_RUNNERS.items()):
         for name in names:
             path = shutil.which(name)
             if path:
@@ -41,7 +41,7 @@ def file_of(language: str) -> str:
 
 def compile_command(language: str, program: str) -> list[str]:
     """Return the arguments that make `main` of the code."""
-    return [program] + _FLAGS[language] + ["-o", "main", _FILES[language], "-lm"]
+    return [program, *_FLAGS[language], "-o", "main", _FILES[language], "-lm"]
 
 
 def run_command(language: str, program: str, memory_bytes: int) -> list[str]:
@@ -49,8 +49,8 @@ def run_command(language: str, program: str, memory_bytes: int) -> list[str]:
     if language in _COMPILERS:
         return ["./main"]
     if language == "javascript":
-        heap = "--max-old-space-size=%d" % max(16, memory_bytes * 3 // 4 // _MIB)
-        return [program, heap, _FILES[language]]
+        heap = max(16, memory_bytes * 3 // 4 // _MIB)
+        return [program, f"--max-old-space-size={heap}", _FILES[language]]
     return [program, _FILES[language]]
 
 

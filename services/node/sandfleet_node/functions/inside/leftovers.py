@@ -12,68 +12,79 @@ _APART = ("/dev/shm", "/dev/mqueue")
 """Mounted, and found by no walk that stays on the root's file system."""
 
 
+def find_places() -> list[str]:
+    """Return all directories and files that everybody may write to; takes a while.
+
+    Where there are more than anybody checks the list has one too many.
+    """
+    found: list[str] = []
+    device = os.lstat("/").st_dev
+    waiting = ["/"]
+    while waiting:
+        path = waiting.pop()
+        _look_into(path, device, waiting, found)
+    return found[: PLACES_MAX + 1]
+
+
+def _look_into(path: str, device: int, waiting: list[str], found: list[str]) -> None:
+    try:
+        about = os.lstat(path)
+        if about.st_dev != device:
+            return
+        if about.st_mode & stat.S_IWOTH:
+            found.append(path)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif _is_open_file(entry):
+                    found.append(entry.path)
+    except OSError:
+        return
+
+
+def _is_open_file(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_file(follow_symlinks=False):
+        return False
+    return bool(entry.stat(follow_symlinks=False).st_mode & stat.S_IWOTH)
+
+
 class Places:
-    """All directories and files that everybody may write to, as they were at first."""
+    """What everybody may write to, as it was before the first call."""
 
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple] = {}
-        self._names: dict[str, list] = {}
-        device = os.stat("/").st_dev
-        for path in ["/"] + [p for p in _APART if os.path.isdir(p)]:  # noqa: PTH112
-            self._walk(path, device)
+    def __init__(self, paths: list[str]) -> None:
+        apart = [path for path in _APART if os.path.isdir(path)]  # noqa: PTH112
+        self.is_complete = len(paths) <= PLACES_MAX
+        self._seen = {path: _look(path) for path in paths[:PLACES_MAX] + apart}
+        self._names: dict[str, list[str]] = {}
+        for path, about in self._seen.items():
+            if about is not None and stat.S_ISDIR(about[1]):
+                self._names[path] = sorted(os.listdir(path))  # noqa: PTH208
         self._tables = [_read(path) for path in _TABLES]
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
     def found(self) -> str:
         """Return what is there that was not, or an empty text."""
+        if not self.is_complete:
+            return "more of the environment can be written by everybody than is checked"
         for path, before in self._seen.items():
             now = _look(path)
             if now == before:
                 continue
-            if path not in self._names or now is None or now[:2] != before[:2]:
+            if path not in self._names or now is None or before is None or now[:2] != before[:2]:
                 return path + " was changed"
-            names = sorted(os.listdir(path))  # noqa: PTH208
-            if names != self._names[path]:
+            if sorted(os.listdir(path)) != self._names[path]:  # noqa: PTH208
                 return "files were left in " + path
             self._seen[path] = now
-        for path, before in zip(_TABLES, self._tables):  # noqa: B905 - Python 3.8 has no strict
-            if _read(path) != before:
+        for index, path in enumerate(_TABLES):
+            if _read(path) != self._tables[index]:
                 return "it left something in " + path
         return ""
 
-    def _walk(self, top: str, device: int) -> None:
-        waiting = [top]
-        while waiting:
-            path = waiting.pop()
-            try:
-                entries = list(os.scandir(path))
-                about = os.stat(path)
-            except OSError:
-                continue
-            if about.st_mode & stat.S_IWOTH and len(self._seen) <= PLACES_MAX:
-                self._seen[path] = (about.st_ino, about.st_mode, about.st_mtime_ns)
-                self._names[path] = sorted(entry.name for entry in entries)
-            for entry in entries:
-                self._enter(entry, device, waiting)
 
-    def _enter(self, entry: os.DirEntry, device: int, waiting: list) -> None:
-        try:
-            if entry.is_dir(follow_symlinks=False):
-                if entry.stat(follow_symlinks=False).st_dev == device:
-                    waiting.append(entry.path)
-            elif entry.is_file(follow_symlinks=False):
-                about = entry.stat(follow_symlinks=False)
-                if about.st_mode & stat.S_IWOTH and len(self._seen) <= PLACES_MAX:
-                    self._seen[entry.path] = (about.st_ino, about.st_mode, about.st_mtime_ns)
-        except OSError:
-            return
-
-
-def _look(path: str) -> tuple | None:
+def _look(path: str) -> tuple[int, int, int] | None:
+    """Return inode, mode and time of change; None: it is not there."""
     try:
-        about = os.stat(path, follow_symlinks=False)
+        about = os.lstat(path)
     except OSError:
         return None
     return (about.st_ino, about.st_mode, about.st_mtime_ns)
@@ -93,6 +104,11 @@ def _read(path: str) -> bytes:
 def remove(path: str) -> bool:
     """Remove a call's directory; return False if it is nested deeper than anybody needs."""
     try:
+        os.rmdir(path)  # noqa: PTH106 - most calls leave it empty
+        return True
+    except OSError:
+        pass
+    try:
         _empty(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC), 0)
         os.rmdir(path)  # noqa: PTH106
     except OSError:
@@ -104,7 +120,7 @@ def _empty(handle: int, depth: int) -> None:
     """Remove all in a directory, and close it. Nobody else can get at it by now."""
     try:
         with os.scandir(handle) as entries:
-            names = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+            names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         for name, is_dir in names:
             if not is_dir:
                 os.unlink(name, dir_fd=handle)
@@ -123,7 +139,7 @@ def fetch(top: str, name: str, room: int) -> bytes | None:
 
     No symbolic link is followed on the way.
     """
-    handles = []
+    handles: list[int] = []
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         handles.append(os.open(top, flags | os.O_DIRECTORY))
@@ -143,7 +159,7 @@ def fetch(top: str, name: str, room: int) -> bytes | None:
 
 
 def _read_all(fd: int, room: int) -> bytes | None:
-    parts = []
+    parts: list[bytes] = []
     while True:
         data = os.read(fd, min(65536, room + 1))
         if not data:

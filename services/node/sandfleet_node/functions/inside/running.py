@@ -7,23 +7,32 @@ import gc
 import json
 import linecache
 import os
+import resource
 import sys
 import threading
 import traceback
 import types
+from typing import Any
 
-from .frames import CALL_BYTES, MEMORY, NO_VALUE, RAISED, VALUE
+from .frames import CALL_BYTES, DONE, DONE_MARK, MEMORY, NO_VALUE, RAISED, VALUE
 from .steps import use_spare_memory
 
 _LAST_LINE = 2000
+_FLUSH_FAILED = 120
+_WANTS_FILE = (b"__file__", b"multiprocessing", b"ProcessPool", b"main.py")
 
 
 class NoValue(Exception):
     """What a function returned cannot be given back."""
 
 
-def run(source: str, path: str, asked: dict, note_fd: int) -> None:
-    """Run code until it ends, and end this process as Python would.
+def wants_file(code: bytes) -> bool:
+    """Return whether code may look for the file it is in; most never do, and files cost."""
+    return any(word in code for word in _WANTS_FILE)
+
+
+def run(source: str, path: str, asked: dict[str, Any], note_fd: int) -> None:
+    """Run code until it ends, and end this process as Python would. Does not return.
 
     Args:
         source: the code.
@@ -33,28 +42,30 @@ def run(source: str, path: str, asked: dict, note_fd: int) -> None:
     """
     status = 1
     try:
-        status = _run(source, path, asked, note_fd)
-        status = _finish(status)
+        status = _finish(_run(source, path, asked, note_fd))
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        below = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = used.ru_utime + used.ru_stime + below.ru_utime + below.ru_stime
+        peak = max(used.ru_maxrss, below.ru_maxrss)
+        _write(note_fd, DONE.pack(DONE_MARK, status & 0xFF, int(cpu * 1e6), peak))
     finally:
         os._exit(status)
 
 
-def _run(source: str, path: str, asked: dict, note_fd: int) -> int:
-    lines = source.splitlines(True)
-    linecache.cache[path] = (len(source), None, lines, path)
+def _run(source: str, path: str, asked: dict[str, Any], note_fd: int) -> int:
+    linecache.cache[path] = (len(source), None, source.splitlines(True), path)
     main = types.ModuleType("__main__")
     main.__file__ = path
     scope = main.__dict__
     scope["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
-    sys.argv = [os.path.basename(path)]  # noqa: PTH119 - pathlib is not loaded everywhere
-    sys.path.insert(0, os.path.dirname(path))  # noqa: PTH120
+    sys.argv = [path]
+    sys.path.insert(0, path.rpartition("/")[0])
     gc.enable()
     try:
         exec(compile(source, path, "exec", dont_inherit=True), scope)
         if asked.get("function"):
-            value = _call(scope, asked)
-            _note(note_fd, VALUE, _as_json(value))
+            _note(note_fd, VALUE, _as_json(_call(scope, asked)))
     except NoValue as problem:
         _note(note_fd, NO_VALUE, str(problem))
         return 1
@@ -66,7 +77,7 @@ def _run(source: str, path: str, asked: dict, note_fd: int) -> int:
     return 0
 
 
-def _call(scope: dict, asked: dict) -> object:
+def _call(scope: dict[str, Any], asked: dict[str, Any]) -> object:
     name = asked["function"]
     function = scope.get(name)
     if function is None:
@@ -82,9 +93,7 @@ def _as_json(value: object) -> str:
     except (TypeError, ValueError) as problem:
         raise NoValue("what it returned is not JSON: " + str(problem)) from None
     if len(text) > CALL_BYTES:
-        raise NoValue(
-            "what it returned takes %d bytes of JSON, %d are allowed" % (len(text), CALL_BYTES)
-        )
+        raise NoValue(f"what it returned takes {len(text)} bytes of JSON, {CALL_BYTES} are allowed")
     return text
 
 
@@ -117,10 +126,14 @@ def _tell(problem: BaseException, path: str, note_fd: int) -> None:
 
 
 def _note(fd: int, kind: bytes, text: str) -> None:
-    data = memoryview(kind + text.encode("utf-8", "replace"))
+    _write(fd, kind + text.encode("utf-8", "replace"))
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
     try:
-        while data:
-            data = data[os.write(fd, data) :]
+        while view:
+            view = view[os.write(fd, view) :]
     except OSError:
         return
 
@@ -128,13 +141,13 @@ def _note(fd: int, kind: bytes, text: str) -> None:
 def _finish(status: int) -> int:
     """Do what Python does at its end."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     except BaseException:
         traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            status = status or 120
+            status = status or _FLUSH_FAILED
     return status

@@ -7,14 +7,16 @@ import importlib
 import json
 import os
 import sys
-import time
+from typing import Any
 
-from . import frames, languages, leftovers, steps
-from .frames import ANSWER, CALL_BYTES, FRAME, HELLO, RESULT, SETTLED, SIZE
-from .working import TOLD, Job, work
+from . import languages, leftovers, steps
+from .frames import CALL_BYTES, HELLO, NOTE_BYTES, SETTLED
+from .speaking import send, send_answer
+from .working import TOLD, Job
 
 ROOT = "/run/sandfleet-calls"
 _FIRST_UID = 20_000
+_LEFT_PROCESSES = 10
 _IMPORTS = (
     "abc argparse array ast base64 bisect collections collections.abc contextlib copy csv "
     "dataclasses datetime decimal enum fractions functools hashlib heapq inspect io itertools "
@@ -23,23 +25,25 @@ _IMPORTS = (
 )
 
 
-def main(settings: dict) -> None:
-    """Serve calls until the channel closes or as many as were agreed on."""
-    began = time.monotonic()
-    imported = _import_all(_IMPORTS.split() + list(settings["imports"]))
-    programs = languages.find_all()
-    places = leftovers.Places()
+def main(settings: dict[str, Any]) -> None:
+    """Serve calls until the channel closes or as many as were agreed on.
+
+    `settings` holds `calls`, how many; `imports`, the names of modules; and `places`, what
+    everybody may write to in this environment, or null where nobody has looked yet.
+    """
+    imported = _import_all([*_IMPORTS.split(), *settings["imports"]])
+    paths = settings["places"]
+    if paths is None:
+        paths = leftovers.find_places()
     os.makedirs(ROOT, mode=0o711, exist_ok=True)  # noqa: PTH103
+    zygote = Zygote(languages.find_all(), leftovers.Places(paths))
     steps.become_reaper()
     hello = {
-        "python": "%d.%d.%d" % sys.version_info[:3],
-        "languages": sorted(programs),
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "languages": sorted(zygote.programs),
         "imports": imported,
-        "places": len(places),
-        "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
-        "start_ms": int((time.monotonic() - began) * 1000),
+        "places": paths,
     }
-    zygote = Zygote(programs, places)
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -57,24 +61,8 @@ def main(settings: dict) -> None:
             return
 
 
-def send(kind: int, payload: bytes) -> None:
-    """Say something to the node."""
-    write_all([FRAME.pack(kind, len(payload)), payload])
-
-
-def write_all(parts: list) -> None:
-    """Write to the channel until all is written."""
-    views = [memoryview(part) for part in parts if len(part)]
-    while views:
-        count = os.writev(1, views[:512])
-        while views and count >= len(views[0]):
-            count -= len(views.pop(0))
-        if count:
-            views[0] = views[0][count:]
-
-
-def _import_all(names: list) -> list:
-    found = []
+def _import_all(names: list[str]) -> list[str]:
+    found: list[str] = []
     for name in names:
         try:
             importlib.import_module(name)
@@ -87,19 +75,20 @@ def _import_all(names: list) -> list:
 class Zygote:
     """Forks workers and watches them. Of what they do nothing stays in its memory."""
 
-    def __init__(self, programs: dict, places: leftovers.Places) -> None:
-        self._programs = programs
+    def __init__(self, programs: dict[str, str], places: leftovers.Places) -> None:
+        self.programs = programs
         self._places = places
-        self._buffers = [memoryview(bytearray(CALL_BYTES + 1)) for _ in range(3)]
+        sizes = (CALL_BYTES, CALL_BYTES, NOTE_BYTES)
+        self._buffers = [memoryview(bytearray(size)) for size in sizes]
 
     def prepare(self, number: int) -> Job:
         """Fork the worker of the next call: it waits for its request."""
-        job = Job("%s/%d" % (ROOT, number), _FIRST_UID + number, self._programs, send_answer)
+        job = Job(f"{ROOT}/{number}", _FIRST_UID + number, self.programs)
         job.fork()
         return job
 
     def serve(self, job: Job) -> None:
-        """Wait for a request, watch what it starts, and answer."""
+        """Wait for a request, watch what it starts, answer, and see to it that all has ended."""
         told = os.read(job.told_fd, TOLD.size)
         if len(told) < TOLD.size:
             os._exit(0)  # the channel is closed, or the worker is gone: so is this sandbox
@@ -107,14 +96,15 @@ class Zygote:
         if is_own:
             self._wait(job)
             return
-        caps = (output_bytes, output_bytes, CALL_BYTES + 1)
+        caps = (output_bytes, output_bytes, NOTE_BYTES)
         streams = [
-            steps.Stream(fd, buffer, cap)
-            for fd, buffer, cap in zip(job.streams, self._buffers, caps)  # noqa: B905
+            steps.Stream(job.streams[index], self._buffers[index], cap)
+            for index, cap in enumerate(caps)
         ]
         ended = steps.watch(job.pid, job.uid, streams, wall)
+        send_answer([(ended, streams)], [])
+        ended.settle()
         job.had_more = ended.had_more
-        send_answer([(ended, streams[0], streams[1])], streams[2].data(), [])
         for stream in streams:
             stream.wipe()
 
@@ -123,9 +113,9 @@ class Zygote:
         _, status = os.waitpid(job.pid, 0)
         for fd in job.streams:
             os.close(fd)
-        if not os.WIFEXITED(status) or os.WEXITSTATUS(status) not in (0, 10):
+        if not os.WIFEXITED(status) or os.WEXITSTATUS(status) not in (0, _LEFT_PROCESSES):
             os._exit(1)
-        job.had_more = os.WEXITSTATUS(status) == 10
+        job.had_more = os.WEXITSTATUS(status) == _LEFT_PROCESSES
 
     def clean(self, job: Job) -> str:
         """Remove what a call was given; return what it left beyond that, if anything."""
@@ -134,21 +124,4 @@ class Zygote:
             return "its directory could not be removed"
         if job.had_more:
             return "processes outlived it"
-        if len(self._places) > leftovers.PLACES_MAX:
-            return "too much of the environment can be written by everybody"
         return self._places.found()
-
-
-def send_answer(done: list, note: memoryview, files: list) -> None:
-    """Send how a call ended: its steps, with their streams, its note and its files."""
-    parts = [ANSWER.pack(len(done), len(files), len(note))]
-    parts += [ended.pack(out, err) for ended, out, err in done]
-    parts += [frames.FILE.pack(-1 if data is None else len(data)) for data in files]
-    for _, out, err in done:
-        parts += [out.data(), err.data()]
-    parts.append(note)
-    parts += [data for data in files if data is not None]
-    write_all([FRAME.pack(RESULT, sum(map(len, parts))), *parts])
-
-
-__all__ = ["SIZE", "main"]

@@ -9,13 +9,17 @@ import select
 import signal
 import time
 
-from .frames import STEP, TIMED_OUT
+from .frames import DONE, DONE_MARK, STEP, TIMED_OUT
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PIDFD_OPEN = 434
 _SPARE_BYTES = 32 * 1024 * 1024
 _OPEN_FILES = 1024
+_PIPE_BYTES = 2 * 1024 * 1024
+"""More than any pipe holds."""
+_LINGER_MS = 1000
+"""What a process may take to end once it has said that it will."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _scratch = memoryview(bytearray(65536))
 
@@ -46,8 +50,8 @@ class Stream:
         self.size = 0
         self.dropped = 0
 
-    def read(self) -> bool:
-        """Read once; return False at the end."""
+    def read(self) -> int:
+        """Read once; return how many bytes came, 0 at the end, -1 when there is nothing now."""
         try:
             if self.size < self.cap:
                 count = os.readv(self.fd, [self.buffer[self.size : self.cap]])
@@ -56,12 +60,25 @@ class Stream:
                 count = os.readv(self.fd, [_scratch])
                 self.dropped += count
         except BlockingIOError:
-            return True
-        return count > 0
+            return -1
+        return count
+
+    def drain(self) -> None:
+        """Read what is there now, also while somebody goes on writing."""
+        left = _PIPE_BYTES
+        while left > 0:
+            count = self.read()
+            if count <= 0:
+                return
+            left -= count
 
     def data(self) -> memoryview:
         """Return what was kept."""
         return self.buffer[: self.size]
+
+    def is_done(self) -> bool:
+        """Return whether it is a note that says that the code has run to its end."""
+        return bytes(self.data()[-DONE.size :])[: len(DONE_MARK)] == DONE_MARK
 
     def wipe(self) -> None:
         """Forget it: the next call is forked from this memory."""
@@ -71,21 +88,64 @@ class Stream:
 class Ended:
     """How a step ended."""
 
-    __slots__ = ("cpu_us", "had_more", "peak_kib", "status", "timed_out", "wall_us")
-
-    def __init__(self) -> None:
+    def __init__(self, pid: int, uid: int, streams: list[Stream]) -> None:
+        self.uid = uid
+        self.handle = -1
         self.status = 0
+        """As wait() gives it."""
         self.timed_out = False
         self.had_more = False
         """Processes outlived the first one."""
         self.wall_us = 0
         self.cpu_us = 0
         self.peak_kib = 0
+        self._pid = pid
+        self._streams = streams
 
     def count(self, usage: resource.struct_rusage) -> None:
         """Add what a process used."""
         self.cpu_us += int((usage.ru_utime + usage.ru_stime) * 1e6)
         self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
+
+    def take_done(self, note: Stream) -> None:
+        """Believe what the process says of its own end."""
+        _, status, self.cpu_us, self.peak_kib = DONE.unpack(note.data()[-DONE.size :])
+        note.size -= DONE.size
+        self.status = (status & 0xFF) << 8
+
+    def collect(self) -> None:
+        """Wait for the process, which has ended or has to now, and for all that it started.
+
+        The streams are read to their end and closed. A second time does nothing.
+        """
+        if self.handle < 0:
+            return
+        if self.timed_out:
+            _kill_all(self.uid)
+        _, self.status, usage = os.wait4(self._pid, 0)
+        self.count(usage)
+        self.had_more = _reap(self)
+        self._close()
+
+    def settle(self) -> None:
+        """Let a process that said that it has done end, and look for what outlives it."""
+        if self.handle < 0:
+            return
+        poll = select.poll()
+        poll.register(self.handle, select.POLLIN)
+        lingers = not poll.poll(_LINGER_MS)
+        if lingers:
+            _kill_all(self.uid)
+        os.wait4(self._pid, 0)
+        self.had_more = _reap(self) or lingers
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self.handle)
+        self.handle = -1
+        for stream in self._streams:
+            stream.drain()
+            os.close(stream.fd)
 
     def pack(self, out: Stream, err: Stream) -> bytes:
         """Return the head of its part of the answer."""
@@ -164,52 +224,59 @@ def open_pid(pid: int) -> int:
     """Return a descriptor that can be read when a child has ended."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
-    return _LIBC.syscall(_PIDFD_OPEN, pid, 0)
+    return int(_LIBC.syscall(_PIDFD_OPEN, pid, 0))
 
 
 def watch(pid: int, uid: int, streams: list[Stream], wall: float) -> Ended:
-    """Watch a call's process until it ends or its time is over; then nothing of it is left.
+    """Watch a call's process until it has ended, is about to, or its time is over.
 
-    `wall` is in seconds. The streams are read to their end and closed.
+    Args:
+        pid: the process.
+        uid: of the call.
+        streams: its stdout, stderr and note.
+        wall: its time in seconds.
     """
-    ended = Ended()
+    ended = Ended(pid, uid, streams)
     began = time.monotonic()
-    handle = open_pid(pid)
-    ended.timed_out = not _listen(handle, streams, began + wall)
-    os.close(handle)
-    if ended.timed_out:
-        _kill_all(uid)
-    _, ended.status, usage = os.wait4(pid, 0)
+    ended.handle = open_pid(pid)
+    outcome = _listen(ended.handle, streams, began + wall)
+    if outcome == _SAID_DONE:
+        for stream in streams[:2]:
+            stream.drain()
+        ended.take_done(streams[2])
+    else:
+        ended.timed_out = outcome == _OVER
+        ended.collect()
     ended.wall_us = int((time.monotonic() - began) * 1e6)
-    ended.count(usage)
-    ended.had_more = _reap(uid, ended)
-    for stream in streams:
-        while stream.read():
-            pass
-        os.close(stream.fd)
     return ended
 
 
-def _listen(handle: int, streams: list[Stream], deadline: float) -> bool:
-    """Read until the process ends; return False if the time is over first."""
+_EXITED, _SAID_DONE, _OVER = range(3)
+
+
+def _listen(handle: int, streams: list[Stream], deadline: float) -> int:
+    """Read until the process ends, says that it will, or the time is over; return which."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     by_fd = {}
     for stream in streams:
         poll.register(stream.fd, select.POLLIN)
         by_fd[stream.fd] = stream
+    note = streams[2]
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
-            return False
+            return _OVER
         for fd, _ in poll.poll(left * 1000 + 1):
             if fd == handle:
-                return True
-            if not by_fd[fd].read():
+                return _EXITED
+            if by_fd[fd].read() == 0:
                 poll.unregister(fd)
+            elif fd == note.fd and note.is_done():
+                return _SAID_DONE
 
 
-def _reap(uid: int, ended: Ended) -> bool:
+def _reap(ended: Ended) -> bool:
     """End what outlived a call's first process. Return whether anything did.
 
     All its descendants are children of this process by now, so that no children means
@@ -226,7 +293,7 @@ def _reap(uid: int, ended: Ended) -> bool:
             ended.count(usage)
             continue
         had_more = is_killed = True
-        _kill_all(uid)
+        _kill_all(ended.uid)
 
 
 def _kill_all(uid: int) -> None:
