@@ -17,6 +17,7 @@ from sandfleet_common import subjects as s
 from sandfleet_common.errors import (
     BadRequest,
     Busy,
+    NoCapacity,
     NotFound,
     Refused,
     SandfleetError,
@@ -146,8 +147,8 @@ async def ask(
     """Have a call made, and return how it ended.
 
     `patience` is for how many seconds it is offered again to nodes that are busy or
-    away; without it, as long as it may wait for a sandbox. What the code does wrong
-    is a status of the result, never an error.
+    away; without it, and to nodes without room, as long as it may wait for a sandbox.
+    What the code does wrong is a status of the result, never an error.
 
     Raises:
         NotFound: no node has the environment; names those that exist.
@@ -156,20 +157,22 @@ async def ask(
         Unreachable: no node answered.
     """
     loop = asyncio.get_running_loop()
-    ends = loop.time() + (call.queue_seconds if patience is None else patience)
+    gives_up = loop.time() + call.queue_seconds
+    ends = gives_up if patience is None else loop.time() + patience
     attempt = 0
     while True:
         try:
             within = held_seconds(call) + MARGIN_SECONDS
             return await transport.call(s.FUNCTION_CALL, call, within=within)
         except Unavailable as problem:
-            if not may_repeat(s.FUNCTION_CALL, problem):
+            is_full = isinstance(problem, NoCapacity)  # another node may have room
+            if not is_full and not may_repeat(s.FUNCTION_CALL, problem):
                 raise
             attempt += 1
             if attempt > 1 and (missing := await _absent_after(problem, transport, call)):
                 raise missing from problem
             wait = max(pause(attempt, random.random()), _retry_after(problem))
-            left = ends - loop.time() - wait
+            left = (gives_up if is_full else ends) - loop.time() - wait
             if left < 0:
                 raise (await _absent_after(problem, transport, call) or problem) from None
             await asyncio.sleep(wait)

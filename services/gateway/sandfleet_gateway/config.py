@@ -19,6 +19,8 @@ class GatewaySettings(ServiceSettings):
 
     api_keys_file: Path | None = None
     """File with a line `name:sha256hex` for each API key; read again when it changes."""
+    call_keys: list[str] = Field(default_factory=list[str])
+    """Names of keys that open nothing but function calls: those that stand in a URL."""
     open_to_loopback: bool = False
     """Take requests without a key from programs of this machine. Never from a browser's
     foreign page and never through a proxy."""

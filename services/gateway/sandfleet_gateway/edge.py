@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandfleet_common.errors import BadRequest, Busy, SandfleetError
+from sandfleet_common.errors import BadRequest, Busy, Denied, SandfleetError
 from sandfleet_common.ids import new_request_id
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import MIB
@@ -30,6 +30,8 @@ from .metrics import GatewayMetrics
 PUBLIC = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/v1/ping"})
 PASSWORD_PATH = "/run_code"
 """Where the key may also be a password in the URL."""
+CALL_PATHS = frozenset({PASSWORD_PATH, "/v1/calls"})
+"""What the keys named in `call_keys` open."""
 CLIENT_LEFT = 499
 """Logged where a client left before its answer."""
 DISCARD_BYTES = 8 * MIB
@@ -178,6 +180,8 @@ class Edge:
             key = password_key(headers)
         if key is not None:
             name = self._keys.name_of(key)
+            if name in self._settings.call_keys and scope["path"] not in CALL_PATHS:
+                raise Denied("this API key is for function calls only")
             if name is not None:
                 return name
         elif self._settings.open_to_loopback:

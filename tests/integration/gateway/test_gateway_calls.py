@@ -15,7 +15,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from calls_peer import CallsPeer, serving_calls
-from running_gateway import KEY, Running, failure, running_gateway
+from running_gateway import KEY, OTHER_KEY, Running, failure, running_gateway
 from servers import Connect, Servers
 
 from sandfleet import Call
@@ -239,6 +239,22 @@ async def test_the_key_may_stand_in_a_header_or_in_the_url_and_nowhere_else(
     assert KEY not in lines.getvalue()
     assert base64.b64encode(f"verl:{KEY}".encode()).decode() not in lines.getvalue()
     assert "/run_code" in lines.getvalue()
+
+
+async def test_a_key_for_calls_opens_nothing_else(
+    servers: Servers, tmp_path: Path, log: Logger, peer: CallsPeer
+) -> None:
+    async with (
+        running_gateway(servers, tmp_path, log, call_keys=["tester"]) as gateway,
+        gateway.client() as http,
+        gateway.client(OTHER_KEY) as other,
+    ):
+        assert (await asyncio.to_thread(verl, with_key(gateway)))[1]["status"] == "Success"
+        assert (await http.post("/v1/calls", json={"code": "1"})).status_code == 200
+        for path in ("/v1/nodes", "/v1/sandboxes", "/run_code/", "/v1/calls/x"):
+            refused = await http.get(path)
+            assert "function calls only" in failure(refused, 403, "denied")
+        assert (await other.get("/v1/nodes")).status_code == 200
 
 
 async def test_a_program_of_this_machine_needs_no_key_where_that_is_allowed(
