@@ -7,6 +7,7 @@ does not hold up the service while it works.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -55,7 +56,8 @@ class Janitor:
         try:
             _, said = await process.communicate()
         except asyncio.CancelledError:
-            process.kill()
+            with suppress(ProcessLookupError):  # it has just ended
+                process.kill()
             await process.wait()
             raise
         if process.returncode:

@@ -11,6 +11,7 @@ from sandfleet_common.messages import Pressure
 from .config import NodeSettings
 from .core import Limits
 from .pressure import Reading, Thresholds, parse_psi
+from .shedding import Depths
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -81,6 +82,15 @@ def thresholds_of(settings: NodeSettings) -> Thresholds:
         load_slow_per_core=settings.load_slow_per_core,
         margin=settings.pressure_margin,
     )
+
+
+def depths_of(settings: NodeSettings) -> tuple[Depths, Depths]:
+    """Return how little memory, and how little disk, leads to which step of shedding."""
+    margin, settle = settings.pressure_margin, settings.shed_settle_seconds
+    rest = settings.shed_rest_seconds
+    floor, end = settings.memory_floor_bytes, settings.disk_end_bytes
+    memory = Depths(floor, min(floor, settings.memory_end_bytes), margin, settle, rest)
+    return memory, Depths(end, end, margin, settle, rest)
 
 
 def limits_of(settings: NodeSettings, reading: Reading) -> Limits:

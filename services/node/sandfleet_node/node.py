@@ -30,7 +30,7 @@ from .disk import Disks
 from .ending import Ending
 from .files import Files
 from .freezer import Freezer
-from .functions import FunctionCalls
+from .functions import FunctionCalls, is_warm
 from .janitor import Janitor
 from .keeper import Keeper
 from .launcher import Listeners
@@ -173,6 +173,7 @@ class Node:
             settings, self.limits, self.gate, self.turnstile, self.sandboxes, self.layers,
             self.records, bus, store, metrics, log,
         )  # fmt: skip
+        self.pausing.is_exempt = is_warm
         self.beats.calls_under_way = lambda: self.functions.under_way
         self.listeners = Listeners(
             on_exit=self.ending.on_exit,
