@@ -89,9 +89,9 @@ async def test_an_unknown_environment_is_named_with_those_there_are(client: Asyn
 
 
 async def test_many_calls_all_come_back(client: AsyncClient) -> None:
-    calls = [Call(f"print({number})") for number in range(60)]
+    calls = [Call(f"print({number})") for number in range(400)]
     found = {n: r.check().text async for n, r in client.call_many(calls, concurrency=8)}
-    assert found == {number: f"{number}\n" for number in range(60)}
+    assert found == {number: f"{number}\n" for number in range(400)}
 
 
 async def test_a_function_is_called_there(client: AsyncClient) -> None:

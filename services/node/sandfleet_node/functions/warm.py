@@ -90,16 +90,18 @@ class Warm:
         if self.is_over:
             raise Gone("the sandbox has ended")
         self.calls += 1
-        self._answer = asyncio.get_running_loop().create_future()
+        answer = self._answer = asyncio.get_running_loop().create_future()
         self._acknowledge()
         self._write(request)
         try:
             async with asyncio.timeout(within):
-                return await self._answer
+                return await answer
         except TimeoutError:
             raise Gone(f"it did not answer within {within:g} s") from None
         finally:
-            self._answer = None
+            # The next call may have begun between the answer and now.
+            if self._answer is answer:
+                self._answer = None
 
     def end(self, reason: str) -> None:
         """Give it up: whoever waits for it is told."""
