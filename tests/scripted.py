@@ -31,6 +31,7 @@ from sandfleet_common.messages import (
     NodeCreateItem,
     NodeState,
     Outcome,
+    Pressure,
     SandboxInfo,
     SandboxStop,
 )
@@ -52,6 +53,10 @@ class ScriptedNode:
         self.starting_limit = 512
         self.start_seconds = 0.0
         self.refusing: str | None = None
+        self.busy_seconds: float | None = None
+        """It refuses as busy, and says to come again after so long."""
+        self.pressure = Pressure()
+        self.starts_per_second = 0.0
         self.is_beating = True
         self.refuse: Callable[[NodeCreateItem], str | None] = lambda item: None
         """Why an item is refused, or None."""
@@ -124,6 +129,8 @@ class ScriptedNode:
             load_per_core=0.0,
             disk_free_bytes=GIB,
             refusing=self.refusing,
+            pressure=self.pressure,
+            starts_per_second=self.starts_per_second,
         )
         try:
             await self.bus.publish(s.NODE_BEAT, beat)
@@ -165,6 +172,10 @@ class ScriptedNode:
         if known is not None:
             status = "ready" if known.state == State.RUNNING else "failed"
             return Outcome(sandbox_id=sandbox_id, status=status, info=known)
+        if self.busy_seconds is not None:
+            fields = {"retry_after_seconds": self.busy_seconds}
+            failure = Failure(code="busy", message="its starting queue is full", fields=fields)
+            return Outcome(sandbox_id=sandbox_id, status="refused", failure=failure)
         why = self.refuse(item)
         if why is None and len(self.live) + len(self._starting) >= self.capacity:
             why = "it is full"

@@ -138,9 +138,11 @@ class Actions:
         )
         return SandboxesActed(matched=len(sandbox_ids), done=tally.done, failures=tally.failures)
 
-    async def stop(self, sandbox_ids: Iterable[str], reason: str) -> None:
+    async def stop(
+        self, sandbox_ids: Iterable[str], reason: str, *, within: float | None = None
+    ) -> None:
         """End many. That some are gone already, or their node, is no error."""
-        ends_at = self._fleet.now() + self._settings.act_seconds
+        ends_at = self._fleet.now() + (within or self._settings.act_seconds)
         tally = await self._carry_out(Order("stop", reason, ends_at), list(sandbox_ids))
         if tally.failed:
             first = tally.failures[0]

@@ -297,8 +297,8 @@ class Core:
 
     def _draw(self, spec: SandboxSpec, now: float, avoid: Collection[str]) -> Node | None:
         best, least, wanted = None, 0.0, self._choices
-        for _ in range(DRAWS_EACH * self._choices if self._names else 0):
-            name = self._names[self._random.randrange(len(self._names))]
+        draws = min(len(self._names), DRAWS_EACH * self._choices)
+        for name in self._random.sample(self._names, draws):
             node = self.nodes[name]
             if name in avoid or self.obstacle(node, spec, now) is not None:
                 continue

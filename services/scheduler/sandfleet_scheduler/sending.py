@@ -28,6 +28,7 @@ from .metrics import SchedulerMetrics
 
 GRACE_SECONDS = 5.0
 """A node ends what is not ready at its deadline; its answer may take so much longer."""
+ABANDON_SECONDS = 3.0
 
 
 class NotSent(Exception):
@@ -155,7 +156,9 @@ class Sender:
             await self._store.save(ended)
         except Unreachable as problem:
             self._log.warning("sandbox.abandon_failed", error=str(problem))
-        await self._actions.stop([info.sandbox_id for info in infos], reason)
+        # Whoever asked has waited for long enough; the record alone ends them as well.
+        ids = [info.sandbox_id for info in infos]
+        await self._actions.stop(ids, reason, within=ABANDON_SECONDS)
 
 
 def wait_of(fields: Mapping[str, object]) -> float | None:

@@ -13,6 +13,7 @@ from sandfleet_common.messages import (
     NodeBeat,
     NodeCapacity,
     NodeState,
+    Pressure,
     Resources,
     SandboxSpec,
 )
@@ -25,6 +26,17 @@ SPEC = SandboxSpec()
 def capacity(sandboxes: int = 100, cpu: float = 100.0, memory: int = 100) -> NodeCapacity:
     return NodeCapacity(
         sandboxes=sandboxes, cpu=cpu, memory_bytes=memory * GIB, disk_bytes=1000 * GIB
+    )
+
+
+def requested(sandboxes: int) -> NodeCapacity:
+    """Return what so many sandboxes of the default size ask for."""
+    asked = SPEC.resources
+    return NodeCapacity(
+        sandboxes=sandboxes,
+        cpu=sandboxes * asked.cpu,
+        memory_bytes=sandboxes * asked.memory_bytes,
+        disk_bytes=sandboxes * asked.disk_bytes,
     )
 
 
@@ -249,3 +261,61 @@ def test_the_books_balance_after_any_events(events: list[tuple[str, int, int]], 
         else:
             fleet.settled(name, sandbox_id, is_kept=kind == "keep")
         fleet.check()
+
+
+def test_a_node_without_memory_pressure_is_preferred() -> None:
+    pressed = beat("n1", pressure=Pressure(memory_some=30, memory_full=10))
+    calm = beat("n2", requested=requested(80), starting=20, load_per_core=1.0)
+    fleet = core(pressed, calm)
+    assert {fleet.choose(SPEC, 0.0) for _ in range(20)} == {"n2"}
+    assert fleet.choose(SPEC, 0.0, avoid=["n2"]) == "n1"
+
+
+def test_a_full_starting_queue_is_judged_by_what_is_known_now_not_by_the_heartbeat() -> None:
+    fleet = core()
+    for number in range(2):
+        fleet.placed("n1", f"s{number}", SPEC.resources)
+    fleet.hear(beat(starting_limit=2), 0.0)
+    for number in range(2):
+        fleet.placed("n1", f"s{number}", SPEC.resources)
+    fleet.hear(
+        beat(sequence=2, starting=2, starting_limit=2, refusing="it is starting 2 sandboxes"), 0.0
+    )
+    assert fleet.choose(SPEC, 0.0) is None
+    assert "busy starting others" in why(fleet)
+    fleet.settled("n1", "s0", is_kept=True)
+    assert fleet.choose(SPEC, 0.0) == "n1"
+
+
+def test_what_found_no_node_is_looked_for_again_when_there_may_be_room() -> None:
+    fleet = core(beat(capacity=capacity(1)))
+    fleet.placed("n1", "s1", SPEC.resources)
+    assert fleet.choose(SPEC, 0.0) is None
+    assert fleet.choose(SPEC, 0.0) is None
+    fleet.settled("n1", "s1", is_kept=False)
+    assert fleet.choose(SPEC, 0.0) == "n1"
+    fleet.placed("n1", "s2", SPEC.resources)
+    assert fleet.choose(SPEC, 0.0) is None
+    fleet.hear(beat("n2"), 0.0)
+    assert fleet.choose(SPEC, 0.0) == "n2"
+
+
+def test_room_is_what_usable_nodes_have_left() -> None:
+    fleet = core(
+        beat("n1", capacity=capacity(10), requested=requested(4)),
+        beat("n2", capacity=capacity(100, cpu=3.5)),
+        beat("n3", state=NodeState.DRAINING),
+        beat("n4", refusing="low on memory"),
+    )
+    assert fleet.room(SPEC, 0.0) == 6 + 3
+    fleet.placed("n1", "s1", SPEC.resources)
+    assert fleet.room(SPEC, 0.1) == 9, "as of a moment ago"
+    assert fleet.room(SPEC, 1.0) == 8
+    assert fleet.room(SPEC, 100.0) == 0, "all are silent"
+
+
+def test_the_fleets_rate_is_that_of_the_nodes_heard_of() -> None:
+    fleet = core(beat("n1", starts_per_second=3.0))
+    fleet.hear(beat("n2", starts_per_second=4.5), 4.0)
+    assert fleet.starts_per_second(4.0) == 7.5
+    assert fleet.starts_per_second(8.0) == 4.5
