@@ -51,6 +51,12 @@ def pause(attempt: int, roll: float) -> float:
     return ceiling * (0.5 + roll / 2)
 
 
+def told_to_wait(problem: Unavailable) -> float:
+    """Return for how many seconds the one asked does not want to be asked again."""
+    seconds = problem.fields.get("retry_after_seconds")
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+
 def may_repeat(subject: Subject[Any, Any], problem: Unavailable) -> bool:
     """Return whether a request that failed with `problem` may be sent again."""
     if isinstance(problem, (Unreachable, Busy)):
@@ -112,8 +118,7 @@ async def _again(
         attempt += 1
         await _explain(transport, subject, body, problem)
         wait = pause(attempt, random.random())
-        if isinstance(problem, Busy):
-            wait = max(wait, float(problem.fields.get("retry_after_seconds") or 0))
+        wait = max(wait, told_to_wait(problem) * (1 + random.random() / 4))
         left = ends - loop.time() - wait
         if left <= 0:
             raise problem

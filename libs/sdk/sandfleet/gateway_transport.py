@@ -19,9 +19,11 @@ from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.errors import (
     BadRequest,
+    Busy,
     Denied,
     NotFound,
     TimedOut,
+    Unavailable,
     Unreachable,
 )
 from sandfleet_common.messages.files import CHUNK_BYTES
@@ -254,9 +256,16 @@ async def _check(response: httpx.Response) -> None:
     try:
         failure = m.Failure.decode(response.content)
     except BadRequest:
-        text = response.text.strip()[:200]
-        raise Unreachable(f"the gateway answered {response.status_code}: {text}") from None
+        raise foreign(response) from None
     raise failure.to_error()
+
+
+def foreign(response: httpx.Response) -> Unavailable:
+    """Return the error for an answer that is not the gateway's: a proxy's before it, say."""
+    text = f"the gateway answered {response.status_code}: {response.text.strip()[:200]}"
+    wait = str(response.headers.get("retry-after", ""))
+    fields = {"retry_after_seconds": int(wait[:9])} if wait.isdecimal() else {}
+    return (Busy if response.status_code == 429 else Unreachable)(text, **fields)
 
 
 def _content(place: FilePlace) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from starlette.responses import Response
 
@@ -12,6 +13,7 @@ from sandfleet_common.routes import STATUS
 
 JSON = "application/json"
 RETRY_SECONDS = 1
+_RETRIED_STATUS = (429, 503)
 _RETRIED = ("busy", "no_capacity", "unreachable")
 
 
@@ -46,16 +48,18 @@ def failure_body(error: SandfleetError) -> bytes:
 
 
 def retry_seconds(error: SandfleetError) -> str:
-    """Return the value of Retry-After: whole seconds."""
+    """Return the value of Retry-After: whole seconds, never sooner than the error says."""
     wait = error.fields.get("retry_after_seconds")
-    seconds = wait if isinstance(wait, (int, float)) else RETRY_SECONDS
-    return str(max(1, round(seconds)))
+    if isinstance(wait, int | float) and math.isfinite(wait):
+        return str(max(1, math.ceil(wait)))
+    return str(RETRY_SECONDS)
 
 
 def failure_answer(error: SandfleetError) -> Response:
     """Return an error as an answer; says when to come again where that helps."""
     headers: dict[str, str] = {}
-    if isinstance(error, Unavailable) and error.code in _RETRIED:
+    says_when = "retry_after_seconds" in error.fields and status_of(error) in _RETRIED_STATUS
+    if says_when or (isinstance(error, Unavailable) and error.code in _RETRIED):
         headers["Retry-After"] = retry_seconds(error)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = 'Bearer realm="sandfleet"'

@@ -26,7 +26,13 @@ def test_every_code_has_its_status_and_comes_back_as_it_was(code: str) -> None:
 @pytest.mark.parametrize(
     ("error", "seconds"),
     [
-        (Busy("full", retry_after_seconds=7.4), "7"),
+        (Busy("full", retry_after_seconds=7.1), "8"),
+        (Busy("full", retry_after_seconds=7.0), "7"),
+        (Busy("full", retry_after_seconds=float("inf")), "1"),
+        (from_code("no_capacity", "none", {"retry_after_seconds": 2.5}), "3"),
+        (from_code("quota_exceeded", "all", {"retry_after_seconds": 60}), "60"),
+        (from_code("quota_exceeded", "all"), None),
+        (from_code("timeout", "late", {"retry_after_seconds": 2.5}), None),
         (Busy("full", retry_after_seconds=0.1), "1"),
         (Busy("full", retry_after_seconds="soon"), "1"),
         (from_code("no_capacity", "none"), "1"),

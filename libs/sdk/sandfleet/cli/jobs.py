@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from sandfleet.client import AsyncClient
 from sandfleet.job import AsyncJob
+from sandfleet_common.lifecycle import Tasks
+from sandfleet_common.logs import Level, Logger
 from sandfleet_common.messages import JobInfo
 
 from . import options, session, text
@@ -81,12 +91,36 @@ async def cancel(client: AsyncClient, *, job_id: str, as_json: bool) -> None:
 
 
 async def _wait(made: AsyncJob) -> None:
-    columns = (TextColumn("ready"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("ready"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as shown:
-        task = shown.add_task("", total=made.count)
-        async for _ in made.ready():
-            shown.advance(task)
+    async with Tasks(Logger("cli", level=Level.ERROR)) as tasks:
+        with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as shown:
+            task = shown.add_task("", total=made.count)
+            tasks.start(_show_waiting(made, shown, task), "show")
+            async for _ in made.ready():
+                shown.advance(task)
+
+
+async def _show_waiting(made: AsyncJob, shown: Progress, task: TaskID) -> None:
+    while True:
+        shown.update(task, description=waiting(made.progress) if made.progress else "")
+        await asyncio.sleep(0.25)
+
+
+def waiting(info: JobInfo) -> str:
+    """Return what a job waits for, and for how long, as far as it is known."""
+    said: list[str] = []
+    if info.ahead is not None:
+        said.append(f"waits for room, {info.ahead} ahead" if info.ahead else "waits for room")
+    if info.expected_wait_seconds:
+        said.append(f"about {text.duration(max(1, info.expected_wait_seconds))} left")
+    return ", ".join(said)
 
 
 def _show(info: JobInfo, *, as_json: bool) -> None:
@@ -95,6 +129,8 @@ def _show(info: JobInfo, *, as_json: bool) -> None:
     click.echo(
         f"{info.job_id} {info.state}: {info.ready} ready, {info.failed} failed of {info.count}"
     )
+    if said := waiting(info):
+        click.echo(f"  {said}")
     for failure in info.failures[:10]:
         click.echo(f"  slot {failure.slot}: {text.safe_line(failure.message)} ({failure.code})")
     return None
