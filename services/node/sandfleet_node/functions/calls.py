@@ -120,6 +120,7 @@ class FunctionCalls:
         answer: Answer | None = None
         try:
             answer = await warm.call(request, _most_seconds(body))
+            pool.roster.answered(warm)
         except Gone as problem:
             self._log.warning("function.lost", sandbox=warm.sandbox.id, reason=str(problem))
         finally:
@@ -140,7 +141,7 @@ class FunctionCalls:
             }
         )
 
-    def _result(self, body: FunctionCall, answer: Answer, warm: Warm, kills: int) -> FunctionResult:
+    def _result(self, body: FunctionCall, answer: Answer, warm: Warm) -> FunctionResult:
         steps = answer.steps
         ran_out = False
         if steps[-1].exit_code != 0:

@@ -45,6 +45,8 @@ class Roster(Generic[WarmT, TicketT]):
         """With the time at which each fell idle; the latest is last."""
         self.busy: set[WarmT] = set()
         """Claimed, or clearing up after a call."""
+        self.settling: set[WarmT] = set()
+        """Those of the busy that are clearing up: they will be free in a moment."""
         self.starting = 0
         self.waiting: deque[TicketT] = deque()
         self.run_seconds = _FIRST_GUESS_SECONDS
@@ -91,9 +93,15 @@ class Roster(Generic[WarmT, TicketT]):
         self.waiting.clear()
         return hopeless
 
+    def answered(self, warm: WarmT) -> None:
+        """Take note that a sandbox has answered and is clearing up."""
+        if warm in self.busy:
+            self.settling.add(warm)
+
     def settled(self, warm: WarmT, now: float) -> TicketT | None:
         """Take a sandbox back after a call; return whose it is now, if anybody waits."""
         self.busy.discard(warm)
+        self.settling.discard(warm)
         return self._offer(warm, now)
 
     def _offer(self, warm: WarmT, now: float) -> TicketT | None:
@@ -106,6 +114,7 @@ class Roster(Generic[WarmT, TicketT]):
     def remove(self, warm: WarmT) -> None:
         """Forget a sandbox; one that is unknown is no error."""
         self.busy.discard(warm)
+        self.settling.discard(warm)
         self.idle = [one for one in self.idle if one[0] is not warm]
 
     def ran(self, seconds: float) -> None:
@@ -114,7 +123,7 @@ class Roster(Generic[WarmT, TicketT]):
 
     def wanted(self) -> int:
         """Return how many sandboxes to start now."""
-        for_queue = len(self.waiting) - self.starting
+        for_queue = len(self.waiting) - self.starting - len(self.settling)
         for_least = self.shape.least - len(self)
         return max(0, min(max(for_queue, for_least), self.shape.most - len(self)))
 
@@ -134,6 +143,7 @@ class Roster(Generic[WarmT, TicketT]):
         """Raise AssertionError where the roster contradicts itself."""
         idle = [warm for warm, _ in self.idle]
         assert not set(idle) & self.busy, "a sandbox is idle and busy"
+        assert self.settling <= self.busy, "a sandbox is clearing up that nobody had"
         assert len(set(idle)) == len(idle), "a sandbox is idle twice"
         assert not (self.idle and self.waiting), "somebody waits beside an idle sandbox"
         assert self.starting >= 0 and len(self) <= self.shape.most, "too many sandboxes"

@@ -58,7 +58,7 @@ class Places:
         self._seen = {path: _look(path) for path in paths[:PLACES_MAX] + apart}
         self._names: dict[str, list[str]] = {}
         for path, about in self._seen.items():
-            if about is not None and stat.S_ISDIR(about[1]):
+            if about is not None and stat.S_ISDIR(about[0]):
                 self._names[path] = sorted(os.listdir(path))  # noqa: PTH208
         self._tables = [_read(path) for path in _TABLES]
 
@@ -70,7 +70,7 @@ class Places:
             now = _look(path)
             if now == before:
                 continue
-            if path not in self._names or now is None or before is None or now[:2] != before[:2]:
+            if path not in self._names or now is None or before is None or now[0] != before[0]:
                 return path + " was changed"
             if sorted(os.listdir(path)) != self._names[path]:  # noqa: PTH208
                 return "files were left in " + path
@@ -81,13 +81,16 @@ class Places:
         return ""
 
 
-def _look(path: str) -> tuple[int, int, int] | None:
-    """Return inode, mode and time of change; None: it is not there."""
+def _look(path: str) -> tuple[int, int] | None:
+    """Return mode and time of change; None: it is not there.
+
+    Not the inode: the kernel gives a directory of a layer another when it had forgotten it.
+    """
     try:
         about = os.lstat(path)
     except OSError:
         return None
-    return (about.st_ino, about.st_mode, about.st_mtime_ns)
+    return (about.st_mode, about.st_mtime_ns)
 
 
 def _read(path: str) -> bytes:

@@ -126,6 +126,9 @@ class Ended:
         self.count(usage)
         self.had_more = _reap(self)
         self._close()
+        note = self._streams[2]
+        if note.is_done():  # it was gone before its last word was read
+            note.size -= DONE.size
 
     def settle(self) -> None:
         """Let a process that said that it has done end, and look for what outlives it."""
