@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from sandfleet_common.bus import reconnect_delay
@@ -40,6 +41,8 @@ class Keeper:
         self._log = log
         self._launcher: Launcher | None = None
         self._layers: dict[str, asyncio.Task[None]] = {}
+        self.on_open: list[Callable[[int], Awaitable[None]]] = []
+        """Awaited with the pid of each launcher, before sandboxes are created in it."""
 
     @property
     def launcher(self) -> Launcher | None:
@@ -72,6 +75,8 @@ class Keeper:
         self._launcher, found = await Launcher.open(
             self._binary, self._run_dir, self._orphan_seconds, listeners, self._tasks, self._log
         )
+        for prepare in self.on_open:
+            await prepare(self._launcher.pid)
         self._load.broken = None
         self._metrics.launcher_starts.inc()
         return found

@@ -70,6 +70,30 @@ class Places:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
+_PAGE = 4096
+
+
+def write_page(path: str, data: bytes) -> None:
+    """Write a file like `write_whole`, in place when it is short: data that may end in blanks.
+
+    All versions of up to a page have the same length, and the kernel does not interrupt a
+    write of one page. So nothing is created, renamed and deleted, which file systems mind
+    more than writing.
+    """
+    if len(data) > _PAGE:
+        write_whole(path, data)
+        return
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        is_longer = os.fstat(handle).st_size > _PAGE
+        if not is_longer:
+            os.write(handle, data.ljust(_PAGE))
+    finally:
+        os.close(handle)
+    if is_longer:
+        write_whole(path, data)
+
+
 def write_whole(path: str, data: bytes) -> None:
     """Write a file so that a reader sees the old or the new one, never a part.
 

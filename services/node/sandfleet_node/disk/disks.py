@@ -25,6 +25,7 @@ from sandfleet_node.places import Places
 
 from . import guard
 from .accounting import Accounting
+from .loop import until_free
 from .mounts import mounted_in
 from .pool import Pool, PoolError
 
@@ -32,6 +33,7 @@ BROKEN = "the pool that its files were in broke: the disk below it was full or f
 Cap = Literal["auto", "pool", "accounting"]
 _FORGET_EVERY = 30
 _FEW = 16
+_FREE_SECONDS = 10.0
 _COUNTED_SECONDS = 1.0
 
 
@@ -68,6 +70,7 @@ class Disks:
             log: where to say it.
         """
         self._places = places
+        self._folder = places.pools.resolve()
         self._cap: Cap = cap
         self._pool_bytes = pool_bytes
         self._reserve_bytes = reserve_bytes
@@ -77,7 +80,7 @@ class Disks:
         self._lock = threading.Lock()
         self._pool: Pool | None = None
         """The one that new sandboxes go to."""
-        self._broken: list[Pool] = []
+        self._retired: list[Pool] = []
         self._homes: dict[str, tuple[Pool, int]] = {}
         """Which pool each sandbox is in, and the id of its subvolume there."""
         self._counters: dict[str, tuple[float, dict[int, int]]] = {}
@@ -185,7 +188,7 @@ class Disks:
             self.remove(sandbox_id)
 
     def _pools(self) -> list[Pool]:
-        return [*self._broken, *([self._pool] if self._pool is not None else [])]
+        return [*self._retired, *([self._pool] if self._pool is not None else [])]
 
     # ----------------------------------------------------------------- pools
 
@@ -196,16 +199,18 @@ class Disks:
             Unreachable: there can be none, and the settings want one.
         """
         self._launcher_pid = launcher_pid
-        if self._cap != "accounting":
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, self._prepare, launcher_pid)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, self._prepare, launcher_pid)
 
     def _prepare(self, launcher_pid: int) -> None:
         with self._lock:
             try:
-                seen = mounted_in(launcher_pid, self._places.pools)
+                seen = mounted_in(launcher_pid, self._folder)
                 if self._pool is None:
                     self._take_over(seen)
+                if self._cap == "accounting":
+                    self._retire()
+                    return
                 if self._pool is None:
                     self._pool = self._make()
                 if self._pool.place not in seen:
@@ -223,7 +228,7 @@ class Disks:
 
     def _take_over(self, seen: dict[Path, str]) -> None:
         """Take on what an earlier service had mounted, and remove images that nobody uses."""
-        for image in sorted(self._places.pools.glob("*.img"), key=_number_of):
+        for image in sorted(self._folder.glob("*.img"), key=_number_of):
             place = image.with_suffix("")
             self._number = max(self._number, _number_of(image))
             if place not in seen:
@@ -233,15 +238,20 @@ class Disks:
                 continue
             pool = Pool.take_over(image, place, seen[place])
             self._homes |= {name: (pool, number) for name, number in pool.sandboxes().items()}
-            if self._pool is not None:
-                self._broken.append(self._pool)
+            self._retire()
             self._pool = pool
             self._log.info("disk.pool_adopted", image=str(image))
 
+    def _retire(self) -> None:
+        """Give the pool no new sandboxes."""
+        if self._pool is not None:
+            self._retired.append(self._pool)
+            self._pool = None
+
     def _make(self) -> Pool:
         self._number += 1
-        image = self._places.pools / f"{self._number}.img"
-        disk = os.statvfs(self._places.pools)
+        image = self._folder / f"{self._number}.img"
+        disk = os.statvfs(self._folder)
         size = self._pool_bytes or disk.f_blocks * disk.f_frsize
         pool = Pool.make(image, image.with_suffix(""), size)
         pool.bound(self._bound_now(pool))
@@ -275,28 +285,27 @@ class Disks:
                 pool.bound(limit)
             if looks % _FORGET_EVERY == 0:
                 pool.forget_freed()
-                self._drop_broken()
+                self._drop_retired()
         except OSError as problem:
             if not pool.is_broken():
                 self._log.warning("disk.unbounded", error=str(problem))
         return guard.pause(free, self._reserve_bytes)
 
-    def _drop_broken(self) -> None:
-        """Give up broken pools whose sandboxes have all gone."""
+    def _drop_retired(self) -> None:
+        """Give up older pools whose sandboxes have all gone."""
         used = {id(pool) for pool, _ in list(self._homes.values())}
-        for pool in [pool for pool in self._broken if id(pool) not in used]:
+        for pool in [pool for pool in self._retired if id(pool) not in used]:
             pool.detach(self._launcher_pid)
             pool.discard()
-            self._broken.remove(pool)
+            self._retired.remove(pool)
 
     def _replace(self, broken: Pool) -> None:
         """Make a new pool in the place of a broken one."""
         with self._lock:
             self._log.error("disk.pool_broke", image=str(broken.image))
-            self._broken.append(broken)
+            self._retire()
             # No name any more: what it takes is free as soon as its last sandbox has gone.
             broken.image.unlink(missing_ok=True)
-            self._pool = None
             try:
                 self._pool = self._make()
                 self._pool.attach(self._launcher_pid)
@@ -307,20 +316,23 @@ class Disks:
         return guard.bound(pool.space().used_bytes, self._disk_free(), self._reserve_bytes)
 
     def _disk_free(self) -> int:
-        disk = os.statvfs(self._places.pools)
+        disk = os.statvfs(self._folder)
         return disk.f_bavail * disk.f_frsize
 
     def close(self) -> None:
         """Let go of everything; the launcher keeps what its sandboxes use."""
         for pool in self._pools():
             pool.close()
-        self._pool, self._broken = None, []
+        self._pool, self._retired = None, []
 
     def discard(self) -> None:
         """Remove everything: no sandbox and no launcher is left."""
-        for pool in self._pools():
+        pools = self._pools()
+        for pool in pools:
             pool.discard()
-        self._pool, self._broken = None, []
+        for image in until_free([pool.image for pool in pools], _FREE_SECONDS):
+            self._log.warning("disk.device_left", image=str(image))
+        self._pool, self._retired = None, []
         self._homes.clear()
 
 

@@ -7,6 +7,8 @@ import errno
 import fcntl
 import os
 import struct
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _CONTROL = "/dev/loop-control"
@@ -63,9 +65,20 @@ def _configure(file: int) -> tuple[int, str] | None:
 
 
 def find(image: Path) -> str | None:
-    """Return the device of a file, None if it has none."""
+    """Return the device of a file, also of one that was removed; None if it has none."""
+    names = (str(image), f"{image} (deleted)")
     for entry in _SYS.glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
-            if entry.read_text().rstrip("\n") == str(image):
+            if entry.read_text().rstrip("\n") in names:
                 return f"/dev/{entry.parts[3]}"
     return None
+
+
+def until_free(images: Sequence[Path], seconds: float) -> list[Path]:
+    """Wait until files have no device any more, at most so long; return those that still have."""
+    deadline = time.monotonic() + seconds
+    while left := [image for image in images if find(image) is not None]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return left
