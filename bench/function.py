@@ -5,7 +5,8 @@ problem's own tests. It is done three ways, with the same programs and as many a
 by `client.call` over NATS, by POST /run_code through the gateway, as SandboxFusion's
 clients ask, and by a Python process of this host for each, which isolates nothing.
 First one after the other, which gives the latency, then several at once, which gives
-the rate. The verdicts are compared problem by problem.
+the rate. The ways take turns, so that what else the machine does hits all of them. The
+verdicts are compared problem by problem.
 
     make bench-function
 """
@@ -44,14 +45,22 @@ PLAIN_PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 
 @dataclass(slots=True)
 class Way:
-    """What one way gave."""
+    """One way, and what it gave."""
 
+    grade: Grade
     each_ms: list[float] = field(default_factory=list[float])
     """One after the other."""
     empty_ms: list[float] = field(default_factory=list[float])
     """The same with a program that does nothing."""
-    per_s: float = 0.0
-    verdicts: list[bool] = field(default_factory=list[bool])
+    graded: int = 0
+    seconds: float = 0.0
+    """Several at once: how many, and how long it took."""
+    verdicts: dict[int, bool] = field(default_factory=dict[int, bool])
+
+    @property
+    def per_s(self) -> float:
+        """Programs a second, several at once."""
+        return self.graded / self.seconds
 
 
 @asynccontextmanager
@@ -104,62 +113,56 @@ async def by_subprocess(at_once: int) -> AsyncGenerator[Grade]:
         yield grade
 
 
-async def one_by_one(grade: Grade, work: Sequence[Program]) -> list[float]:
-    """Grade one after the other; return how long each took, in ms."""
-    taken: list[float] = []
+async def one_by_one(ways: dict[str, Way], work: Sequence[Program]) -> None:
+    """Grade one after the other, each program every way before the next."""
     for program in work:
-        began = time.perf_counter()
-        await grade(program)
-        taken.append((time.perf_counter() - began) * 1000)
-    return taken
+        for way in ways.values():
+            began = time.perf_counter()
+            await way.grade(program)
+            taken = (time.perf_counter() - began) * 1000
+            (way.empty_ms if program is NOTHING else way.each_ms).append(taken)
 
 
-async def together(
-    grade: Grade, work: Sequence[Program], at_once: int, rounds: int
-) -> tuple[float, list[bool]]:
-    """Grade all, `at_once` at a time, `rounds` times; return how many a second, and verdicts.
+async def together(way: Way, work: Sequence[Program], at_once: int) -> None:
+    """Grade all, `at_once` at a time, once more.
 
-    A program that did not end alike in all rounds counts as one that failed.
+    A program that did not end alike every time counts as one that failed.
     """
-    verdicts = [True] * len(work)
-    left = iter([*range(len(work))] * rounds)
+    left = iter(enumerate(work))
 
     async def worker() -> None:
-        for number in left:
-            verdicts[number] &= await grade(work[number])
+        for number, program in left:
+            is_passed = await way.grade(program)
+            way.verdicts[number] = way.verdicts.get(number, True) and is_passed
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(worker())
-    return len(work) * rounds / (time.perf_counter() - began), verdicts
-
-
-async def measure(grade: Grade, work: Sequence[Program], at_once: int, rounds: int) -> Way:
-    """Measure one way."""
-    await together(grade, [NOTHING] * WARM_UP, at_once, 1)
-    way = Way()
-    way.empty_ms = await one_by_one(grade, [NOTHING] * len(work))
-    way.each_ms = await one_by_one(grade, work)
-    way.per_s, way.verdicts = await together(grade, work, at_once, rounds)
-    return way
+    way.seconds += time.perf_counter() - began
+    way.graded += len(work)
 
 
 async def all_ways(
     state: Path, work: Sequence[Program], at_once: int, rounds: int
 ) -> dict[str, Way]:
-    """Measure the three ways, one after the other."""
-    ways: dict[str, Way] = {}
+    """Measure the three ways, taking turns, so that what else the machine does hits all."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(AsyncClient.connect(state=state))
-        for name, opened in (
-            ("call", by_call(client)),
-            ("run_code", by_run_code(state)),
-            ("subprocess", by_subprocess(at_once)),
-        ):
-            async with opened as grade:
-                ways[name] = await measure(grade, work, at_once, rounds)
-    return ways
+        opened = {
+            "call": by_call(client),
+            "run_code": by_run_code(state),
+            "subprocess": by_subprocess(at_once),
+        }
+        ways = {name: Way(await stack.enter_async_context(way)) for name, way in opened.items()}
+        for way in ways.values():
+            await together(Way(way.grade), [NOTHING] * WARM_UP, at_once)
+        await one_by_one(ways, [NOTHING] * len(work))
+        await one_by_one(ways, work)
+        for _ in range(rounds):
+            for way in ways.values():
+                await together(way, work, at_once)
+        return ways
 
 
 def disagreements(ways: dict[str, Way], work: Sequence[Program]) -> list[str]:
