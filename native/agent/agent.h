@@ -23,9 +23,10 @@ enum {
 
 struct agent_options {
 	int channel;
-	int cgroup;	/* the sandbox's v2 directory, or -1 */
-	int ready;	/* a byte goes here when the agent serves, or -1 */
-	uint64_t fsize; /* bytes of the largest file that a command may write, 0: any */
+	int cgroup;	 /* the sandbox's v2 directory, or -1 */
+	int ready;	 /* a byte goes here when the agent serves, or -1 */
+	uint64_t nofile; /* descriptors of a command, 0: as many as the agent */
+	uint64_t fsize;	 /* bytes of the largest file that a command may write, 0: any */
 };
 
 /* Who acts: a user of the sandbox with all its groups. */

@@ -71,6 +71,8 @@ static void limit_files(const struct launch *l)
 	struct rlimit files, size = { l->fsize, l->fsize };
 
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+		if (l->nofile > 0) /* more than there is takes a capability that nobody here has */
+			files.rlim_max = MIN(files.rlim_max, (rlim_t)l->nofile);
 		files.rlim_cur = MIN(files.rlim_max, (rlim_t)SOFT_NOFILE);
 		setrlimit(RLIMIT_NOFILE, &files);
 	}

@@ -253,6 +253,7 @@ void serve_exec(struct agent *a, const struct sf_frame *head, const uint8_t *pay
 {
 	struct process *p = process_find(a, head->id);
 	struct launch launch = { .is_terminal = head->flags & SF_FLAG_PTY,
+				 .nofile = a->options.nofile,
 				 .fsize = a->options.fsize };
 
 	if (p != NULL) {

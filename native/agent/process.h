@@ -76,7 +76,7 @@ struct launch {
 	struct identity identity;
 	int in, out, err, status; /* in, out and err become 0, 1 and 2 */
 	bool is_terminal;
-	uint64_t fsize; /* 0: any */
+	uint64_t nofile, fsize; /* 0: any */
 };
 
 enum child_step { CHILD_SETUP, CHILD_TERMINAL, CHILD_USER, CHILD_CWD, CHILD_PROGRAM };

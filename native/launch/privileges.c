@@ -13,6 +13,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+enum { AGENT_FILES = 65536 };
+
 /* What protects the launcher from the end of memory must not protect its sandboxes: whoever may
  * lower a score once may do so always, and so may all descendants. So the agent's own score is not
  * lowered either; its commands raise theirs (agent/child.c). Where this may not be written the
@@ -27,15 +29,16 @@ static void reset_oom_score(void)
 
 int step_limits(struct plan *plan)
 {
+	/* The agent's own: what the sandbox was given binds its commands (agent/child.c). */
 	struct rlimit core = { 0, 0 }, files;
 
 	if (getrlimit(RLIMIT_NOFILE, &files))
 		return -errno;
-	/* More than the launcher's own limit takes a capability that it may lack. */
-	files.rlim_max = MIN(files.rlim_max, plan->nofile);
+	files.rlim_max = MIN(files.rlim_max, (rlim_t)AGENT_FILES);
 	files.rlim_cur = files.rlim_max;
 	if (setrlimit(RLIMIT_NOFILE, &files) || setrlimit(RLIMIT_CORE, &core))
 		return -errno;
+	(void)plan;
 	reset_oom_score();
 	return 0;
 }

@@ -103,6 +103,7 @@ void sandbox_become(struct plan *plan)
 		.channel = AGENT_CHANNEL,
 		.cgroup = plan->cgroup >= 0 ? AGENT_CGROUP : -1,
 		.ready = AGENT_STATUS,
+		.nofile = plan->nofile,
 		.fsize = plan->fsize,
 	};
 

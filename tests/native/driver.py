@@ -411,8 +411,11 @@ class Launcher:
         return pairs
 
     def create(self, id: str, lowers: Iterable[str], **options: object) -> Agent:
-        seq = self.send(self.create_request(id, lowers, **options))  # type: ignore[arg-type]
-        answer, fd = self.answer(seq)
+        return self.started(self.create_request(id, lowers, **options))  # type: ignore[arg-type]
+
+    def started(self, request: list[tuple[str, str | int]]) -> Agent:
+        """Send a create request, and return the agent of the sandbox it makes."""
+        answer, fd = self.answer(self.send(request))
         agent = self._adopt(fd, answer["pid"])
         agent.hello()
         return agent
