@@ -29,6 +29,7 @@ from sandfleet_common.messages import (
 from sandfleet_common.states import Origin, State
 
 from .agentlink import AgentLink
+from .batching import Batching
 from .cgroups import Cgroups
 from .commandtable import CommandTable, Keeping
 from .config import IDS_EACH
@@ -46,6 +47,9 @@ from .sandboxes import Sandboxes, gone
 from .stock import Part
 from .storeroom import Storeroom
 from .turnstile import Turnstile
+
+_LANES = 3
+"""Threads that prepare sandboxes: most of it is waiting for the kernel."""
 
 
 class Workshop:
@@ -115,7 +119,7 @@ class Creation:
         self._disks = disks
         self._storeroom = storeroom
         self._records = records
-        self._pool = pool
+        self._threads = Batching(pool, _LANES)
         self._saving: dict[str, asyncio.Future[None]] = {}
         """Specs of ready sandboxes that are being written."""
         self._tasks = tasks
@@ -228,49 +232,45 @@ class Creation:
         if sandbox.spec.ttl_seconds is not None:
             sandbox.expires_at = now + sandbox.spec.ttl_seconds
         self._sandboxes.move(sandbox, State.RUNNING)
-        loop = asyncio.get_running_loop()
-        saving = loop.run_in_executor(self._pool, self._save, sandbox)
+        saving = self._threads.run(partial(self._save, sandbox))
         self._saving[sandbox.id] = saving
         saving.add_done_callback(lambda _: self._saving.pop(sandbox.id, None))
         self._metrics.start.observe(now - arrived_at)
 
     async def _set_up(self, sandbox: Sandbox) -> None:
-        loop = asyncio.get_running_loop()
         try:
             part = self._storeroom.claim()
         except LookupError as problem:
             raise NoCapacity(str(problem)) from None
         sandbox.uid = part.uid
         # Waited for in any case: whoever ends the sandbox must find all that was made of it.
-        await until_done(loop.run_in_executor(self._pool, self._prepare, sandbox, part))
+        await until_done(self._threads.run(partial(self._prepare, sandbox, part)))
         for digest in sandbox.ground.layers:
             if not self._keeper.has_layer(digest):
                 await self._keeper.mount(digest, self._layers.layer_path(digest))
-        saving = loop.run_in_executor(self._pool, self._save, sandbox)
         pid, channel = await self._keeper.need().create(self._request(sandbox))
         sandbox.pid, sandbox.link = pid, AgentLink(channel, sandbox)
-        await saving
         await sandbox.greet(sandbox.link)
 
     def _save(self, sandbox: Sandbox) -> None:
-        """Write its spec; in a thread, while something else goes on."""
+        """Write that it runs; in a thread."""
         try:
             sandbox.save()
         except FileNotFoundError:
             return  # it has ended meanwhile
         except OSError as problem:
+            # Its spec says still that it is starting, from which the next service goes on.
             self._log.warning("sandbox.unsaved", sandbox=sandbox.id, error=str(problem))
-            if sandbox.state is State.PREPARING:
-                raise
 
     def _prepare(self, sandbox: Sandbox, part: Part) -> None:
-        """Make its directory, its disk and its control groups; in a thread."""
+        """Make its directory, its disk and its control groups, and note it down; in a thread."""
         resources = sandbox.spec.resources
         ready_for = part.uid if part.is_ready else None
         try:
             self._storeroom.move_in(part, sandbox.id)
             self._disks.add(sandbox.id, resources.disk_bytes)
             self._cgroups.create(sandbox.id, resources, sandbox.spec.qos, ready_for)
+            sandbox.save()
         except BaseException:
             self._storeroom.drop(part)
             raise
@@ -302,4 +302,5 @@ async def until_done(work: asyncio.Future[None]) -> None:
         await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait({work})
+        work.exception()  # seen; whoever cancelled goes on from here
         raise

@@ -26,7 +26,7 @@ from .agentlink import AgentLink
 from .commands import Command
 from .commandtable import CommandTable
 from .core import Life, next_state
-from .places import write_whole
+from .places import write_page, write_whole
 from .turns import Turn
 
 FIRST_VERSION = 10
@@ -218,7 +218,7 @@ class Sandbox:
             "workdir": self.ground.workdir,
             "info": self.info().model_dump_json(),
         }
-        write_whole(f"{self.directory}/spec.json", json.dumps(record).encode())
+        write_page(f"{self.directory}/spec.json", json.dumps(record).encode())
 
     def restore(self, info: SandboxInfo) -> Self:
         """Take over what an earlier service wrote."""
