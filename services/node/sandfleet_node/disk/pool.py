@@ -76,16 +76,17 @@ class Pool:
             _make_image(image, max(size_bytes, POOL_BYTES_MIN), fs_id)
             holder, device = loop.attach(image)
             try:
-                root = open_mount("btrfs", device, _OPTIONS)
+                root = _open_root(device)
             finally:
                 os.close(holder)
         except OSError as problem:
+            image.unlink(missing_ok=True)
             raise PoolError(f"a pool cannot be mounted: {problem}") from None
         pool = cls(image, place, root, device, fs_id)
         try:
             pool._start_counting()
         except OSError as problem:
-            pool.close()
+            pool.discard()
             raise PoolError(f"no simple quotas, which Linux has since 6.7: {problem}") from None
         return pool
 
@@ -96,15 +97,16 @@ class Pool:
         Raises:
             OSError: it cannot be mounted.
         """
-        root = open_mount("btrfs", device, _OPTIONS)
-        return cls(image, place, root, device, btrfs.file_system_id(root))
+        root = _open_root(device)
+        try:
+            return cls(image, place, root, device, btrfs.file_system_id(root))
+        except OSError:
+            os.close(root)
+            raise
 
     def _start_counting(self) -> None:
-        root = os.open(f"/proc/self/fd/{self._root}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        os.close(self._root)
-        self._root = root
-        btrfs.enable_simple_quotas(root)
-        btrfs.make_group(root, _ALL)
+        btrfs.enable_simple_quotas(self._root)
+        btrfs.make_group(self._root, _ALL)
 
     def attach(self, launcher_pid: int) -> None:
         """Show the pool to a launcher.
@@ -205,6 +207,15 @@ class Pool:
         self.image.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.place.rmdir()
+
+
+def _open_root(device: str) -> int:
+    """Mount a device nowhere, and return a descriptor of its root on which ioctls work."""
+    mount = open_mount("btrfs", device, _OPTIONS)
+    try:
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
+    finally:
+        os.close(mount)
 
 
 def _make_image(image: Path, size_bytes: int, fs_id: str) -> None:
