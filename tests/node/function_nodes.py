@@ -17,6 +17,7 @@ from requirements import REPOSITORY
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.errors import NotFound
+from sandfleet_common.ids import environment_token
 from sandfleet_node.functions.calls import is_warm
 from sandfleet_node.layers import Environment, LayerStore
 from sandfleet_node.layers.image import pack
@@ -98,7 +99,8 @@ async def call(node: RunningNode, code: str, **fields: Any) -> m.FunctionResult:
     """Make a function call over the bus, as a client does."""
     fields.setdefault("environment", PYTHON)
     body = m.FunctionCall(code=code, **fields)
-    return await node.bus.ask(s.FUNCTION_CALL, body, within=60, **s.holes_of(s.FUNCTION_CALL, body))
+    token = environment_token(body.environment)
+    return await node.bus.ask(s.FUNCTION_CALL, body, within=60, environment=token)
 
 
 def warm_ids(node: RunningNode) -> list[str]:

@@ -304,7 +304,8 @@ async def _inside(node: RunningNode, ids: list[str]) -> list[tuple[int, int, int
     """Return of each sandbox: its processes, its files outside /proc, its groups of commands."""
     found: list[tuple[int, int, int]] = []
     for sandbox_id in ids:
-        groups = next(os.walk(node.node.cgroups.v2_dir(sandbox_id)))[1]
+        groups_dir: str = node.node.cgroups.v2_dir(sandbox_id)
+        groups = next(os.walk(groups_dir))[1]
         listed = await node.ask(s.PROCESS_LIST, m.ProcessList(sandbox_id=sandbox_id))
         script = "find / /dev/shm -xdev | grep -v '/sandfleet-calls/' | wc -l"
         count = await node.run(sandbox_id, "sh", "-c", script)

@@ -29,6 +29,8 @@ from .inside.leftovers import PLACES_MAX
 
 _STEPS_MAX = 2
 _SHOWN = 200
+_OUT_OF_MEMORY = (b"std::bad_alloc", b"heap out of memory")
+"""What C++ and JavaScript say before they give up."""
 _MOST = {HELLO: 1024 * 1024, RESULT: FRAME_BYTES, SETTLED: 1024}
 
 
@@ -223,7 +225,7 @@ def _status(call: FunctionCall, step: CallStep, timed_out: bool, ran_out: bool) 
             return "timeout"
     if ran_out and step.exit_code == 128 + signal.SIGKILL:
         return "memory"
-    if step.signal == signal.SIGABRT and b"std::bad_alloc" in step.stderr:
+    if step.signal == signal.SIGABRT and any(text in step.stderr for text in _OUT_OF_MEMORY):
         return "memory"
     if step.signal is not None:
         return "killed"
