@@ -12,16 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .endpoints import Endpoints, find, state_dir
-from .state import PartStatus, status
 
 if TYPE_CHECKING:
     from .platform import down, up
+    from .state import PartStatus, status
 
 __all__ = ["Endpoints", "PartStatus", "down", "find", "state_dir", "status", "up"]
 
+_LATER = {"down": ".platform", "up": ".platform", "PartStatus": ".state", "status": ".state"}
+"""What needs NATS, and so is imported only when it is used."""
+
 
 def __getattr__(name: str) -> Any:
-    """Import what starts and stops the platform only when it is used: it needs NATS."""
-    if name in ("down", "up"):
-        return getattr(import_module(".platform", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name], __name__), name)
