@@ -28,6 +28,10 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
+def wait_for(gate: threading.Event) -> None:
+    assert gate.wait(10)
+
+
 def test_the_range_made_last_is_claimed_first() -> None:
     stock = Stock(3)
     stock.add(1)
@@ -99,7 +103,7 @@ async def test_work_that_waits_for_a_thread_goes_together(threads: ThreadPoolExe
     def note(number: int) -> None:
         ran.append((number, threading.get_ident()))
 
-    first = batching.run(lambda: gate.wait(10) and None)
+    first = batching.run(lambda: wait_for(gate))
     rest = [batching.run(lambda number=number: note(number)) for number in range(4)]
     await asyncio.sleep(0)
     gate.set()
@@ -114,7 +118,7 @@ async def test_a_piece_that_fails_fails_alone(threads: ThreadPoolExecutor) -> No
     def fail() -> None:
         raise FileNotFoundError("not there")
 
-    pieces = [batching.run(lambda: gate.wait(10) and None), batching.run(fail)]
+    pieces = [batching.run(lambda: wait_for(gate)), batching.run(fail)]
     pieces.append(batching.run(lambda: None))
     gate.set()
     told = await asyncio.gather(*pieces, return_exceptions=True)
