@@ -125,6 +125,27 @@ async def test_a_job_gets_all_its_sandboxes(make_fleet: Fleet) -> None:
     assert max(len(r.items) for node in fleet.nodes for r in node.requests) <= 64
 
 
+async def test_no_event_counts_more_than_was_told(make_fleet: Fleet) -> None:
+    fleet = await quick_fleet(make_fleet)
+    fleet.nodes[0].fail = lambda item: "odd"
+    fleet.nodes[1].start_seconds = 0.02
+    job = JobSubmit(count=1500)
+    async with submitted(fleet, job) as watch:
+
+        async def over() -> bool:
+            return watch.last is not None and watch.last.state == JobState.DONE
+
+        await until(over, 30)
+        told = 0
+        for event in watch.events:
+            told += len(event.ready) + len(event.failed)
+            assert event.job.ready + event.job.failed <= told
+            assert max(len(event.ready), len(event.failed)) <= 256
+            assert event.job.state == JobState.PLACING or told == job.count
+        last = watch.events[-1].job
+        assert (len(watch.ready), len(watch.failed)) == (last.ready, last.failed)
+
+
 async def test_submitting_a_job_twice_is_submitting_it_once(make_fleet: Fleet) -> None:
     fleet = await quick_fleet(make_fleet)
     job = JobSubmit(count=10)

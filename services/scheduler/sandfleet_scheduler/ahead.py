@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from sandfleet_common.errors import Unreachable
-from sandfleet_common.messages import JobInfo
 from sandfleet_common.store import Store, WaitingJob
 
 LOOK_SECONDS = 0.5
@@ -22,9 +21,9 @@ class Ahead:
         self._store = store
         self._jobs: list[WaitingJob] = []
 
-    def of(self, job: JobInfo) -> int:
+    def of(self, job_id: str, submitted_at: float) -> int:
         """Return how many sandboxes jobs submitted before this one still wait for."""
-        place = (job.submitted_at, job.job_id)
+        place = (submitted_at, job_id)
         return sum(j.left for j in self._jobs if (j.submitted_at, j.job_id) < place)
 
     async def watch(self, is_needed: Callable[[], bool]) -> None:

@@ -118,10 +118,12 @@ class JobNews:
         self._unrecorded += [f for f in failed if f.slot in self._slots.failures]
         if not (self._is_dirty or self._untold_ready or self._untold_failed):
             return
+        # Totals as of this news: a client told of more than it hears believes it missed some.
+        info = self.info()
         # On record first: who hears the event may ask for what it says.
-        while not await self._record():
+        while not await self._record(info):
             await self.rewrite()
-        await self._tell()
+        await self._tell(info)
         self._is_dirty = False
 
     async def rewrite(self) -> None:
@@ -140,7 +142,7 @@ class JobNews:
             raise
         self._log.info("job.rewritten", job=self.submit.job_id, slots=len(held))
 
-    async def _record(self) -> bool:
+    async def _record(self, info: JobInfo) -> bool:
         """Write what is new; False when what was written before is gone."""
         job_id = self.submit.job_id
         for part in chunks(self._unrecorded, _PART):
@@ -149,14 +151,28 @@ class JobNews:
             await self._store.claim_slots(job_id, claims)
         self._unrecorded = []
         deadline_at = self.submitted_at + self.submit.deadline_seconds
-        return await self._store.save_job(self.info(), deadline_at)
+        return await self._store.save_job(info, deadline_at)
 
-    async def _tell(self) -> None:
-        info = self.info()
+    async def _tell(self, info: JobInfo) -> None:
         while True:
             ready, failed = self._untold_ready[:EVENT_ITEMS], self._untold_failed[:EVENT_ITEMS]
-            event = JobEvent(job=info, ready=ready, failed=failed)
+            event = JobEvent(job=self._as_told(info), ready=ready, failed=failed)
             await self._bus.publish(s.JOB_EVENTS, event, job=info.job_id)
             del self._untold_ready[: len(ready)], self._untold_failed[: len(failed)]
             if not (self._untold_ready or self._untold_failed):
                 return
+
+    def _as_told(self, info: JobInfo) -> JobInfo:
+        """Return where the job is without what only the events after this one tell."""
+        later = self._untold_failed[EVENT_ITEMS:]
+        ready = max(0, len(self._untold_ready) - EVENT_ITEMS)
+        failed = sum(failure.slot in self._slots.failures for failure in later)
+        if not ready and not failed:
+            return info
+        update = {
+            "ready": info.ready - ready,
+            "failed": info.failed - failed,
+            "state": JobState.PLACING,
+            "done_at": None,
+        }
+        return info.model_copy(update=update)

@@ -393,8 +393,8 @@ class JobRun:
     def _look_ahead(self) -> None:
         """Work out what the job waits for, and how long that may take."""
         fleet, slots = self._means.fleet, self.slots
-        now, info = fleet.now(), self.news.info()
-        ahead = self._means.ahead.of(info)
+        now = fleet.now()
+        ahead = self._means.ahead.of(self.submit.job_id, self.news.submitted_at)
         room = fleet.core.room(self.submit.spec, now)
         self._pace.note(now, slots.ready, is_short=room < slots.waiting + ahead)
         left, rate = slots.waiting + slots.sent, fleet.core.starts_per_second(now)
