@@ -22,6 +22,7 @@ from sandfleet_common.messages import (
     JobState,
     JobSubmit,
     SandboxInfo,
+    SandboxList,
     SandboxSpec,
     SlotFailure,
 )
@@ -144,6 +145,32 @@ async def test_no_event_counts_more_than_was_told(make_fleet: Fleet) -> None:
             assert event.job.state == JobState.PLACING or told == job.count
         last = watch.events[-1].job
         assert (len(watch.ready), len(watch.failed)) == (last.ready, last.failed)
+
+
+async def test_a_job_with_a_long_specification_is_told_and_listed_in_parts(
+    make_fleet: Fleet,
+) -> None:
+    fleet = await quick_fleet(make_fleet, nodes=1)
+    spec = SandboxSpec(env={"PROMPT": "x" * 100_000})
+    job = JobSubmit(count=90, spec=spec, deadline_seconds=40)
+    async with submitted(fleet, job) as watch:
+        assert (await ended(fleet, job)).ready == 90
+
+        async def told() -> bool:
+            return len(watch.ready) == 90
+
+        await until(told)
+    assert len(await all_slots(fleet, job)) == 90
+    found: list[str] = []
+    after: str | None = None
+    while True:
+        request = SandboxList(job_id=job.job_id, after=after)
+        page = await fleet.trainer.ask(s.SANDBOX_LIST, request, within=10)
+        found += [info.sandbox_id for info in page.sandboxes]
+        after = page.next
+        if after is None:
+            break
+    assert len(found) == len(set(found)) == 90
 
 
 async def test_submitting_a_job_twice_is_submitting_it_once(make_fleet: Fleet) -> None:

@@ -21,6 +21,7 @@ from sandfleet_common.messages import (
 )
 from sandfleet_common.store import FAILED_SLOT, Store
 
+from .fitting import fitting
 from .slots import Slots
 
 RETRY_SECONDS = 0.2
@@ -72,6 +73,7 @@ class JobNews:
         self._bus = bus
         self._store = store
         self._log = log
+        self._event_items = fitting(submit.spec, EVENT_ITEMS)
         self._unrecorded: list[SlotFailure] = []
         self._untold_ready: list[SandboxInfo] = []
         self._untold_failed: list[SlotFailure] = []
@@ -155,7 +157,8 @@ class JobNews:
 
     async def _tell(self, info: JobInfo) -> None:
         while True:
-            ready, failed = self._untold_ready[:EVENT_ITEMS], self._untold_failed[:EVENT_ITEMS]
+            ready = self._untold_ready[: self._event_items]
+            failed = self._untold_failed[: self._event_items]
             event = JobEvent(job=self._as_told(info), ready=ready, failed=failed)
             await self._bus.publish(s.JOB_EVENTS, event, job=info.job_id)
             del self._untold_ready[: len(ready)], self._untold_failed[: len(failed)]
@@ -164,8 +167,8 @@ class JobNews:
 
     def _as_told(self, info: JobInfo) -> JobInfo:
         """Return where the job is without what only the events after this one tell."""
-        later = self._untold_failed[EVENT_ITEMS:]
-        ready = max(0, len(self._untold_ready) - EVENT_ITEMS)
+        later = self._untold_failed[self._event_items :]
+        ready = max(0, len(self._untold_ready) - self._event_items)
         failed = sum(failure.slot in self._slots.failures for failure in later)
         if not ready and not failed:
             return info

@@ -33,6 +33,7 @@ from . import takeover
 from .actions import Actions
 from .ahead import Ahead
 from .config import SchedulerSettings
+from .fitting import fitting
 from .fleet import Fleet, lost_slot
 from .jobnews import JobNews, chunks, until_done
 from .line import LOOK_SECONDS, wait
@@ -81,6 +82,7 @@ class JobRun:
         self.is_handed_over = False
         self._means = means
         self._log = means.log.bind(job=submit.job_id)
+        self._batch_items = fitting(submit.spec, means.settings.batch_items)
         self._wake = asyncio.Event()
         self._refusals = Refusals()
         self._pace = Pace()
@@ -251,7 +253,7 @@ class JobRun:
     def _send(
         self, node: str, pairs: Sequence[tuple[int, str]], tasks: Tasks, *, is_known: bool
     ) -> None:
-        for part in chunks(pairs, self._means.settings.batch_items):
+        for part in chunks(pairs, self._batch_items):
             task = tasks.start(self._batch(node, dict(part), is_known), "create batch")
             task.add_done_callback(self._on_batch_done)
 

@@ -19,6 +19,7 @@ from sandfleet_common.messages import (
 from sandfleet_common.store import FAILED_SLOT
 from sandfleet_common.subjects import JOB_CONSUMER
 
+from .fitting import fitting
 from .jobnews import chunks
 from .jobrun import JobRun, Means
 
@@ -79,7 +80,8 @@ class Jobs:
         store, job_id = self._means.store, request.job_id
         submit, info = await self._known(job_id)
         start = max(0, request.from_slot)
-        numbers = list(range(start, min(submit.count, start + request.limit)))
+        limit = fitting(submit.spec, request.limit)
+        numbers = list(range(start, min(submit.count, start + limit)))
         holders = await store.some_slots(job_id, numbers)
         ids = [holder for holder in holders if holder is not None and holder != FAILED_SLOT]
         records = await store.get_many(ids)

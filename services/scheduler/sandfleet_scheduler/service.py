@@ -27,6 +27,7 @@ from .actions import Actions
 from .ahead import Ahead
 from .config import SchedulerSettings
 from .core import Core
+from .fitting import fitted
 from .fleet import Fleet
 from .jobrun import Means
 from .jobs import Jobs, watch_memory
@@ -134,7 +135,7 @@ class Scheduler:
         return info
 
     async def _list(self, request: SandboxList) -> SandboxPage:
-        return await self._store.list(request)
+        return fitted(await self._store.list(request))
 
     async def _nodes(self, request: NodeList) -> NodePage:
         return NodePage(nodes=await self._store.nodes())
