@@ -321,3 +321,26 @@ async def test_calls_are_counted(node: RunningNode) -> None:
     assert 'sandfleet_node_function_calls_total{status="error"} 1.0' in page
     assert "sandfleet_node_warm_sandboxes 1.0" in page
     assert "sandfleet_node_function_run_seconds_count 2.0" in page
+
+
+async def test_a_paused_warm_sandbox_is_resumed_by_a_call(node: RunningNode) -> None:
+    first = await call(node, "1")
+    await node.ask(s.PAUSE, m.SandboxPause(sandbox_id=first.sandbox_id))
+    again = await call(node, "print(1)")
+    assert (again.status, again.sandbox_id) == ("ok", first.sandbox_id)
+
+
+async def test_a_draining_node_hears_no_calls(node: RunningNode) -> None:
+    await call(node, "1")
+    await node.ask(s.NODE_DRAIN, m.NodeDrain())
+    for _ in range(300):
+        try:
+            await call(node, "1")
+        except Unreachable:
+            break
+        await asyncio.sleep(0.01)
+    else:
+        pytest.fail("it still hears calls")
+    await node.ask(s.NODE_DRAIN, m.NodeDrain(draining=False))
+    await asyncio.sleep(1.5)
+    assert (await call(node, "1")).status == "ok"

@@ -48,7 +48,7 @@ from .sandbox import Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
 from .shedder import Shedder
 from .storeroom import Storeroom
-from .swap import Swap, remove_swap
+from .swap import Swap
 from .tombstones import Tombstones
 from .turnstile import Turnstile
 from .uids import IdRanges
@@ -112,8 +112,8 @@ class Node:
         )  # fmt: skip
         self.keeper.on_open.append(self.disks.prepare)
         self.ending = Ending(
-            self.sandboxes, self.keeper, self.cgroups, self.disks, ranges, self.places, self.janitor,
-            pool, tasks, log,
+            self.sandboxes, self.keeper, self.cgroups, self.disks, ranges, self.places,
+            self.janitor, pool, tasks, log,
         )  # fmt: skip
         self.ending.on_end += [
             self._close_streams,
@@ -167,13 +167,14 @@ class Node:
         )  # fmt: skip
         self.functions = FunctionCalls(
             settings, self.creation, self.sandboxes, self.ending, self.layers,
-            self.cgroups.oom_kills, tasks, metrics, log,
+            self.pausing.using, self.cgroups.oom_kills, tasks, metrics, log,
         )  # fmt: skip
         self.beats = Beats(
             settings, self.limits, self.gate, self.turnstile, self.sandboxes, self.layers,
             self.records, bus, store, metrics, log,
         )  # fmt: skip
         self.pausing.is_exempt = is_warm
+        metrics.on_page.append(self._show_swap)
         self.beats.calls_under_way = lambda: self.functions.under_way
         self.listeners = Listeners(
             on_exit=self.ending.on_exit,
@@ -202,6 +203,7 @@ class Node:
 
     async def _begin(self) -> None:
         self.cgroups.open()
+        self.swap.drop_stale()
         self.phases.open()
         self.sandboxes.tombstones.load(time.time())
         self.tasks.start(self.records.run(), "records", critical=True)
@@ -226,7 +228,8 @@ class Node:
 
     def _close(self) -> None:
         self.pausing.close()
-        self.memory_pool.shutdown(wait=False, cancel_futures=True)
+        # Waits for what is under way: it leaves off within a slice, and uses the node's files.
+        self.memory_pool.shutdown(wait=True, cancel_futures=True)
         for sandbox in self.sandboxes:
             if sandbox.link is not None:
                 sandbox.link.close()
@@ -246,9 +249,7 @@ class Node:
             await asyncio.wait(endings)
         await self.keeper.quit()
         await self.storeroom.empty()
-        await asyncio.get_running_loop().run_in_executor(
-            self.memory_pool, remove_swap, self.places.swap, self.log
-        )
+        await asyncio.get_running_loop().run_in_executor(self.memory_pool, self.swap.remove)
         await self.janitor.empty()
         await asyncio.to_thread(self.disks.discard)
         self.cgroups.close()
@@ -310,6 +311,10 @@ class Node:
 
     def _close_streams(self, sandbox: Sandbox) -> None:
         self.streams.forget(sandbox, gone(sandbox.info()))
+
+    def _show_swap(self) -> None:
+        self.metrics.swap.set(self.swap.sizes()[0])
+        self.metrics.swap_missing.set(self.swap.problem is not None)
 
     async def _awake(self, sandbox: Sandbox) -> None:
         await self.pausing.awake(sandbox)

@@ -15,6 +15,7 @@ from sandfleet_node.functions.answers import (
     read_answer,
     read_hello,
 )
+from sandfleet_node.functions.fitting import fit
 from sandfleet_node.functions.inside.frames import (
     ANSWER,
     CALL_BYTES,
@@ -136,3 +137,18 @@ def test_a_timed_out_step_says_so() -> None:
     step = STEP.pack(-1, 9, TIMED_OUT, 0, 0, 0, 0, 0, 0)
     answer = read_answer(head + step)
     assert (answer.timed_out, answer.steps[0].signal) == ([True], 9)
+
+
+def test_what_is_given_back_fits_as_a_whole() -> None:
+    step = CallStep(stdout=b"o" * 400_000, stderr=b"e" * 400_000, dropped_bytes=5)
+    fitted = fit(10, {"big": b"x" * 500_000, "small": b"y" * 20_000}, step, CallStep(stderr=b"z"))
+    # The first file leaves no room for the second, nor for much output.
+    room = CALL_BYTES - 10 - 500_000 - 20_000
+    assert set(fitted.files) == {"big", "small"}
+    assert len(fitted.step.stdout) + len(fitted.step.stderr) == room
+    assert fitted.step.dropped_bytes == 5 + 800_000 - room
+    assert fitted.compiled is not None
+    assert fitted.compiled.stderr == b""
+    assert fit(CALL_BYTES, {"a": b"x"}, CallStep(), None).files == {}
+    uneven = fit(0, {}, CallStep(stdout=b"o" * 600_000, stderr=b"e" * 10), None).step
+    assert (len(uneven.stdout), len(uneven.stderr)) == (CALL_BYTES - 10, 10)

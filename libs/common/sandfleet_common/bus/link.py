@@ -42,6 +42,16 @@ class Subscription:
         except NatsError:
             return
 
+    async def finish(self) -> None:
+        """Stop receiving, and hand on what the server has sent already; then nothing is lost.
+
+        Waits for the server. Where it is away, this is like `close`.
+        """
+        try:
+            await self._inner.drain()
+        except (NatsError, TimeoutError):
+            await self.close()
+
 
 class NatsLink:
     """One client of NATS, connected for as long as it is not closed."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
-from sandfleet_common.errors import NotFound, SandboxFailed, SandfleetError
+from sandfleet_common.errors import NotFound, SandboxFailed, SandboxGone, SandfleetError
 from sandfleet_common.ids import new_sandbox_id
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
@@ -29,6 +30,7 @@ from sandfleet_node.sandbox import Sandbox
 from sandfleet_node.sandboxes import Sandboxes
 
 from .answers import Answer, Hello, judge
+from .fitting import fit
 from .memory import Recent
 from .pool import CALLS_SERVED, Claim, Pool
 from .requests import COMMAND, opening, pack
@@ -58,6 +60,7 @@ class FunctionCalls:
         sandboxes: Sandboxes,
         ending: Ending,
         layers: LayerStore,
+        using: Callable[[Sandbox], AbstractAsyncContextManager[object]],
         oom_kills: Callable[[str], int],
         tasks: Tasks,
         metrics: NodeMetrics,
@@ -68,6 +71,7 @@ class FunctionCalls:
         self._sandboxes = sandboxes
         self._ending = ending
         self._layers = layers
+        self._using = using
         self._oom_kills = oom_kills
         self._tasks = tasks
         self._metrics = metrics
@@ -119,9 +123,10 @@ class FunctionCalls:
         warm.sandbox.touch()
         answer: Answer | None = None
         try:
-            answer = await warm.call(request, _most_seconds(body))
+            async with self._using(warm.sandbox):
+                answer = await warm.call(request, _most_seconds(body))
             pool.roster.answered(warm)
-        except Gone as problem:
+        except (Gone, SandboxGone) as problem:
             self._log.warning("function.lost", sandbox=warm.sandbox.id, reason=str(problem))
         finally:
             if answer is None:
@@ -149,14 +154,20 @@ class FunctionCalls:
             ran_out, warm.oom_kills = kills > before, kills
         verdict = judge(body, answer, ran_out=ran_out)
         files = dict(zip(body.fetch, answer.files, strict=False))
+        fitted = fit(
+            0 if verdict.value is None else len(answer.note),
+            {name: data for name, data in files.items() if data is not None},
+            CallStep() if verdict.status == "compile_error" else steps[-1],
+            steps[0] if body.language in ("c", "cpp") else None,
+        )
         return FunctionResult(
             status=verdict.status,
-            step=CallStep() if verdict.status == "compile_error" else steps[-1],
-            compiled=steps[0] if body.language in ("c", "cpp") else None,
+            step=fitted.step,
+            compiled=fitted.compiled,
             value=verdict.value,
             exception=verdict.exception,
-            files={name: data for name, data in files.items() if data is not None},
-            missing=[name for name in body.fetch if files.get(name) is None],
+            files=fitted.files,
+            missing=[name for name in body.fetch if name not in fitted.files],
         )
 
     # ------------------------------------------------------------------ pools

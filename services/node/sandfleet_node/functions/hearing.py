@@ -50,7 +50,7 @@ class Hearing:
         names = [] if self._is_closed else self._environments()
         wanted = {environment_token(name) for name in names}
         for token in set(self._heard) - wanted:
-            await self._heard.pop(token).close()
+            await self._heard.pop(token).finish()
         for token in sorted(wanted - set(self._heard)):
             self._heard[token] = await self._bus.serve(
                 FUNCTION_CALL,
