@@ -202,7 +202,7 @@ static void on_listener(struct source *source, uint32_t events)
 static void reserve_slots(struct launcher *l)
 {
 	l->null = fcntl(open("/dev/null", O_RDWR | O_CLOEXEC), F_DUPFD_CLOEXEC, SLOT_END);
-	for (int fd = SLOT_FIRST; fd < SLOT_END; fd++)
+	for (int fd = GROUND_FD; fd < SLOT_END; fd++)
 		if (dup3(l->null, fd, O_CLOEXEC) < 0)
 			die("cannot reserve descriptors");
 }
@@ -260,6 +260,7 @@ static struct launcher *start(const struct options *options)
 	if (l->run_dir < 0)
 		die("cannot open %s", options->run_dir);
 	stage_make(l->run_dir);
+	stage_make_ground();
 	l->epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (l->epoll < 0 || source_add(l->epoll, &l->listener, listen_in(l->run_dir), EPOLLIN) < 0)
 		die("cannot watch the socket");

@@ -29,6 +29,7 @@ enum {
 /* While a sandbox is set up, its descriptors stand at fixed low numbers, so that the child
  * can leave everything above them behind in one call, however many sandboxes there are. */
 enum {
+	GROUND_FD = 7, /* the mount namespace that every sandbox's begins as, see stage.c */
 	SLOT_FIRST = 8,
 	SLOT_CHANNEL = 0,
 	SLOT_STATUS = 1,
@@ -152,6 +153,7 @@ void layers_unmount(struct launcher *l);
 /* stage.c: what is prepared once; both end the launcher when they fail. */
 void stage_own_mounts(void);
 void stage_make(int run_dir);
+void stage_make_ground(void);
 
 /* userns.c: what is found belongs to the cache, and may be gone after the next userns_get. */
 int userns_get(struct launcher *l, unsigned long base, unsigned long count, struct userns **found);

@@ -4,13 +4,14 @@
 #include "common/sys.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 
-/* The working directory of launcher and child is the launcher's tmpfs, with stage/root and
- * stage/l0, stage/l1 ... prepared; what is mounted there is seen in this namespace only. */
+/* The working directory of launcher and child is the launcher's tmpfs, with stage/l0, stage/l1 ...
+ * prepared; what is mounted there is seen in this namespace only. */
 int step_layers(struct plan *plan)
 {
 	struct sf_mount_attr attr = {
@@ -121,11 +122,8 @@ static int mount_overlay(struct plan *plan)
 
 	if (status < 0)
 		return status;
-	AUTO_CLOSE int root = sys_fsmount(fs, SF_MOUNT_ATTR_NODEV);
-
-	if (root < 0 || sys_move_mount(root, AT_FDCWD, "root"))
-		return -errno;
-	return 0;
+	plan->root = sys_fsmount(fs, SF_MOUNT_ATTR_NODEV);
+	return plan->root < 0 ? -errno : 0;
 }
 
 int step_overlay(struct plan *plan)
@@ -135,10 +133,16 @@ int step_overlay(struct plan *plan)
 	return mount_overlay(plan);
 }
 
+/* Into a copy of the ground (stage.c), which drops the copy of the launcher's mounts, and the
+ * overlay on top. What lies below is empty, and nobody inside can take its cover off. */
 int step_pivot(struct plan *plan)
 {
-	(void)plan;
-	if (chdir("root") || sys_pivot_root(".", ".") || umount2(".", MNT_DETACH) || chdir("/"))
+	if (setns(GROUND_FD, CLONE_NEWNS) || unshare(CLONE_NEWNS) ||
+	    sys_move_mount(plan->root, AT_FDCWD, "/"))
 		return -errno;
+	if (fchdir(plan->root) || chroot(".") || chdir("/"))
+		return -errno;
+	close(GROUND_FD);
+	close_and_forget(&plan->root);
 	return 0;
 }

@@ -25,11 +25,12 @@ static int step_descriptors(struct plan *plan)
 {
 	if (sys_close_range(SLOT_END, ~0u, SF_CLOSE_RANGE_UNSHARE))
 		return -errno;
-	/* All but the slot of our own, which begins with the channel. */
-	if (sys_close_range(3, (unsigned int)plan->channel - 1, 0) ||
-	    sys_close_range((unsigned int)plan->channel + SLOT_SIZE, SLOT_END, 0))
+	/* All but the ground and the slot of our own, which begins with the channel. */
+	unsigned int slot = (unsigned int)plan->channel;
+
+	if (sys_close_range(3, GROUND_FD - 1, 0) || sys_close_range(slot + SLOT_SIZE, SLOT_END, 0))
 		return -errno;
-	return 0;
+	return slot > SLOT_FIRST && sys_close_range(SLOT_FIRST, slot - 1, 0) ? -errno : 0;
 }
 
 static const struct step {

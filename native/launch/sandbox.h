@@ -17,6 +17,7 @@ struct plan {
 	int channel, status, userns; /* descriptors, at their slots */
 	int spaces[SPACES];	     /* the same, or -1: the child makes its own */
 	int cgroup;		     /* the sandbox's v2 directory, opened by the child, or -1 */
+	int root;		     /* the overlay, not mounted anywhere until the pivot */
 	int dev, empty;		     /* detached clones of what stage.c has prepared */
 	void *packet;		     /* the request, unmapped before anything of the sandbox runs */
 	struct failure failure;

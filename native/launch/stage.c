@@ -4,12 +4,16 @@
  */
 #include "launch/launcher.h"
 
+#include "common/sys.h"
+
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 void stage_own_mounts(void)
 {
@@ -23,7 +27,7 @@ void stage_own_mounts(void)
 
 static void make_directories(void)
 {
-	static const char *const names[] = { "layers", "stage", "stage/root", "empty", "dev" };
+	static const char *const names[] = { "layers", "stage", "empty", "dev" };
 	char path[32];
 
 	for (size_t i = 0; i < COUNT(names); i++)
@@ -91,4 +95,46 @@ void stage_make(int run_dir)
 		  "size=4k,nr_inodes=1,mode=0555"))
 		die("cannot mount an empty directory");
 	make_dev();
+}
+
+/* In a child: leaves every mount behind but the empty directory, which becomes the root. */
+__attribute__((noreturn)) static void stand_on_empty(int ready)
+{
+	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    chdir("empty") || sys_pivot_root(".", ".") || umount2(".", MNT_DETACH) ||
+	    write(ready, "", 1) != 1)
+		_exit(1);
+	for (;;)
+		pause();
+}
+
+/*
+ * A mount namespace that holds an empty, read-only directory and nothing else. A sandbox's own
+ * begins as its copy and gets the sandbox's root on top. Not by pivot_root, which looks at every
+ * process of the machine: that would cost each creation more the more sandboxes there are.
+ */
+void stage_make_ground(void)
+{
+	char path[64], byte;
+	int pipes[2];
+
+	if (pipe2(pipes, O_CLOEXEC))
+		die("cannot make a pipe");
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		close(pipes[0]);
+		stand_on_empty(pipes[1]);
+	}
+	close(pipes[1]);
+	snprintf(path, sizeof(path), "/proc/%d/ns/mnt", pid);
+	AUTO_CLOSE int ground = -1;
+
+	if (pid < 0 || RETRY(read(pipes[0], &byte, 1)) != 1 ||
+	    (ground = open(path, O_RDONLY | O_CLOEXEC)) < 0 ||
+	    dup3(ground, GROUND_FD, O_CLOEXEC) < 0)
+		die("cannot prepare a mount namespace");
+	close(pipes[0]);
+	kill(pid, SIGKILL);
+	RETRY(waitpid(pid, NULL, 0));
 }
