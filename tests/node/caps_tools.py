@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import platform
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sandfleet_common import subjects as s
 from sandfleet_common.ids import new_ulid
 
 PROBE = "/root/probe"
+_KERNEL_HEADERS = ("/usr/include", f"/usr/include/{platform.machine()}-linux-gnu")
 CAP = 64 * m.MIB
 
 
@@ -21,10 +23,10 @@ def build_probe(folder: Path) -> bytes:
     """Return the program that tries, built so that it runs anywhere."""
     program = folder / "caps_probe"
     source = Path(__file__).with_name("caps_probe.c")
-    argv = ["musl-gcc", "-std=c11", "-O1", "-static", "-s", "-o", str(program), str(source)]
+    headers = [f"-idirafter{place}" for place in _KERNEL_HEADERS]
+    argv = ["musl-gcc", "-O1", "-static", "-s", *headers, "-o", str(program), str(source)]
     try:
-        subprocess.run([*argv, "-idirafter", "/usr/include", "-idirafter",
-                        "/usr/include/x86_64-linux-gnu"], check=True, capture_output=True)  # fmt: skip
+        subprocess.run(argv, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("needs musl-gcc: apt-get install musl-tools")
     return program.read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncGenerator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -71,7 +70,7 @@ async def pair(pooled: RunningNode, probe: bytes) -> AsyncGenerator[Pair]:
     for sandbox in (greedy, witness):
         await pooled.stop(sandbox)
     assert pooled.node.disks.usage() == {}
-    assert not any(Path(pooled.node.places.sandboxes).iterdir())
+    assert pooled.node.places.sandbox_ids() == []
 
 
 async def test_one_big_file_ends_at_the_cap(pair: Pair) -> None:
@@ -165,12 +164,12 @@ async def test_copying_up_a_big_file_of_a_layer_is_counted(pooled: RunningNode) 
 
 
 async def test_requests_to_the_file_system_below_are_refused_or_harmless(pair: Pair) -> None:
-    before = pair.node.node.disks._pool.sandboxes()
+    before = pair.node.node.disks.pools.currents.current.sandboxes()
     found = await pair.try_to("requests", "/root")
     refused = {errno.ENOTTY, errno.EPERM, errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV}
     wrong = {name: code for name, code in found.items() if code not in refused}
     assert wrong == {"written": 65536, "error": 0}
-    assert pair.node.node.disks._pool.sandboxes() == before
+    assert pair.node.node.disks.pools.currents.current.sandboxes() == before
 
 
 async def test_what_a_sandbox_takes_is_known(pair: Pair) -> None:

@@ -67,7 +67,7 @@ def _configure(file: int) -> tuple[int, str] | None:
 def find(image: Path) -> str | None:
     """Return the device of a file, also of one that was removed; None if it has none."""
     names = (str(image), f"{image} (deleted)")
-    for entry in _SYS.glob("loop*/loop/backing_file"):
+    for entry in list(_SYS.glob("loop*/loop/backing_file")):
         with contextlib.suppress(OSError):
             if entry.read_text().rstrip("\n") in names:
                 return f"/dev/{entry.parts[3]}"

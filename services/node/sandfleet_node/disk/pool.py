@@ -81,6 +81,8 @@ class Pool:
                 os.close(holder)
         except OSError as problem:
             image.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                place.rmdir()
             raise PoolError(f"a pool cannot be mounted: {problem}") from None
         pool = cls(image, place, root, device, fs_id)
         try:
