@@ -16,7 +16,7 @@ from .cgroups import Cgroups
 from .core import death
 from .creation import Workshop
 from .disk import Disks
-from .ending import Ending
+from .ending import LAUNCHER_DIED, Ending
 from .keeper import Keeper
 from .launcher import Channel, Found
 from .pausing import Pausing
@@ -30,7 +30,6 @@ NO_RECORD = "its node service restarted and has no record of it"
 WHILE_DOWN = "it ended while its node service was down"
 HALF_STARTED = "its node service went down while it was starting"
 WHILE_STOPPING = "its node service went down while it was ending"
-LAUNCHER_DIED = "the launcher of its node died"
 _AT_ONCE = 64
 
 

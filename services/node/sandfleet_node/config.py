@@ -15,6 +15,9 @@ from sandfleet_common.settings import ServiceSettings
 
 IDS_EACH = 65_536
 """Host ids in the range of one sandbox."""
+STRIDE = IDS_EACH + 128
+"""From the first id of a range to that of the next. The kernel finds a user by the low bits of
+its id: at multiples of 65536 all sandboxes' users would stand in one list."""
 
 
 def _default_name() -> str:
@@ -166,8 +169,8 @@ class NodeSettings(ServiceSettings):
     def _ranges_fit(self) -> NodeSettings:
         if self.uid_base % IDS_EACH:
             raise ValueError(f"uid_base must be a multiple of {IDS_EACH}")
-        if self.uid_base + self.ranges() * IDS_EACH > 0xFFFF_0000:
-            raise ValueError("uid_base leaves too few ids for sandboxes_max and parts_ahead ranges of 65536")
+        if self.uid_base + self.ranges() * STRIDE > 0xFFFF_0000:
+            raise ValueError("uid_base leaves too few ids for sandboxes_max and parts_ahead ranges of 65664")
         return self
 
     def ranges(self) -> int:

@@ -16,6 +16,7 @@ from .core import death
 from .disk import Disks
 from .janitor import Janitor
 from .keeper import Keeper
+from .launcher import Launcher
 from .places import Places
 from .sandbox import Sandbox
 from .sandboxes import Sandboxes
@@ -25,6 +26,7 @@ KILL_SECONDS = 2.0
 """After so long without the launcher's word the processes are counted, and killed again."""
 GIVE_UP_SECONDS = 60.0
 _REMOVE_TRIES = 20
+LAUNCHER_DIED = "the launcher of its node died"
 
 
 class Ending:
@@ -109,14 +111,14 @@ class Ending:
     ) -> None:
         if reason is not None:
             self._close(sandbox, reason)
+        launcher = self._keeper.launcher
         starting = sandbox.starting
         if starting is not None:
             await asyncio.wait({starting})  # cancelled; what its thread makes is to be released
         self._kill(sandbox)
         await self._until_gone(sandbox)
         if reason is None:
-            kills = self._cgroups.oom_kills(sandbox.id)
-            reason, origin = death(sandbox.status, kills, sandbox.spec.resources.memory_bytes)
+            reason, origin = self._why(sandbox, launcher)
             self._close(sandbox, reason)
         await self.release(sandbox.id, sandbox.uid)
         if sandbox.state not in TERMINAL:
@@ -124,6 +126,13 @@ class Ending:
         self._log.info(
             "sandbox.ended", sandbox=sandbox.id, state=state, reason=reason, origin=origin
         )
+
+    def _why(self, sandbox: Sandbox, launcher: Launcher | None) -> tuple[str, Origin]:
+        """Return why a sandbox died that its launcher, when it began to end, was to tell of."""
+        if sandbox.status is None and (launcher is None or not launcher.is_open):
+            return LAUNCHER_DIED, Origin.PLATFORM
+        kills = self._cgroups.oom_kills(sandbox.id)
+        return death(sandbox.status, kills, sandbox.spec.resources.memory_bytes)
 
     def _close(self, sandbox: Sandbox, reason: str) -> None:
         sandbox.reason = reason

@@ -18,7 +18,7 @@ from sandfleet_common.store import Store
 from sandfleet_common.wire import Frame
 
 from .acting import Acting
-from .adoption import LAUNCHER_DIED, Adoption
+from .adoption import Adoption
 from .beats import Beats
 from .cgroups import Cgroups, detect
 from .clientstreams import ClientStreams
@@ -27,7 +27,7 @@ from .config import NodeSettings
 from .core import Load, closed, is_to_pause
 from .creation import Creation, Workshop
 from .disk import Disks
-from .ending import Ending
+from .ending import LAUNCHER_DIED, Ending
 from .files import Files
 from .freezer import Freezer
 from .functions import FunctionCalls, is_warm

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sandfleet_common.ids import new_sandbox_id
 from sandfleet_common.messages import SandboxInfo, SandboxSpec
 from sandfleet_common.states import State
-from sandfleet_node.config import IDS_EACH, NodeSettings
+from sandfleet_node.config import IDS_EACH, STRIDE, NodeSettings
 from sandfleet_node.machine import limits_of, parse_meminfo, read_machine
 from sandfleet_node.timers import Dates
 from sandfleet_node.tombstones import Tombstones
@@ -23,7 +23,7 @@ BASE = 0x7000_0000
 
 def test_ranges_do_not_overlap_and_run_out() -> None:
     ranges = IdRanges(BASE, 3)
-    assert [ranges.take() for _ in range(3)] == [BASE + n * IDS_EACH for n in range(3)]
+    assert [ranges.take() for _ in range(3)] == [BASE + n * STRIDE for n in range(3)]
     with pytest.raises(LookupError):
         ranges.take()
 
@@ -35,26 +35,47 @@ def test_the_range_freed_last_is_taken_first() -> None:
     ranges.free(second)
     ranges.free(second)
     assert [ranges.take(), ranges.take()] == [second, first]
-    assert ranges.take() == BASE + 2 * IDS_EACH
+    assert ranges.take() == BASE + 2 * STRIDE
 
 
 def test_an_adopted_range_is_not_given_out() -> None:
     ranges = IdRanges(BASE, 2)
     ranges.adopt(BASE)
-    assert ranges.take() == BASE + IDS_EACH
+    assert ranges.take() == BASE + STRIDE
     with pytest.raises(ValueError, match="taken"):
         ranges.adopt(BASE)
-    with pytest.raises(ValueError, match="no range"):
-        ranges.adopt(BASE + 5)
 
 
 def test_a_range_of_other_settings_is_not_given_out_again() -> None:
     ranges = IdRanges(BASE, 1)
-    ranges.adopt(BASE + 7 * IDS_EACH)
-    ranges.free(BASE + 7 * IDS_EACH)
+    ranges.adopt(BASE + 7 * STRIDE)
+    ranges.free(BASE + 7 * STRIDE)
     assert ranges.take() == BASE
     with pytest.raises(LookupError):
         ranges.take()
+
+
+@given(st.lists(st.integers(0, 5 * STRIDE), max_size=4))
+def test_no_range_is_given_out_that_one_of_other_settings_reaches_into(offsets: list[int]) -> None:
+    ranges, adopted = IdRanges(BASE, 4), list[int]()
+    for offset in offsets:
+        if all(abs(BASE + offset - other) >= IDS_EACH for other in adopted):
+            ranges.adopt(BASE + offset)
+            adopted.append(BASE + offset)
+    given: list[int] = []
+    with pytest.raises(LookupError):
+        while True:
+            given.append(ranges.take())
+    assert all(abs(ours - other) >= IDS_EACH for ours in given for other in adopted)
+    for first in (*adopted, *given):
+        ranges.free(first)
+    assert {ranges.take() for _ in range(4)} == {BASE + n * STRIDE for n in range(4)}
+
+
+def test_users_of_sandboxes_are_spread_over_the_kernels_table() -> None:
+    ranges = IdRanges(BASE, 1280)
+    buckets = [((first >> 7) + first) & 127 for first in (ranges.take() for _ in range(1280))]
+    assert {buckets.count(bucket) for bucket in range(128)} == {10}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 50)), max_size=300))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandfleet_node.batching import Batching
-from sandfleet_node.config import IDS_EACH
+from sandfleet_node.config import STRIDE
 from sandfleet_node.places import write_page
 from sandfleet_node.stock import Stock, is_quiet, sort_found
 from sandfleet_node.uids import IdRanges
@@ -91,9 +91,9 @@ def test_only_a_free_range_of_ones_own_is_free() -> None:
     ranges = IdRanges(BASE, 3)
     taken = ranges.take()
     assert not ranges.is_free(taken)
-    assert ranges.is_free(taken + IDS_EACH)
-    assert not ranges.is_free(BASE + 3 * IDS_EACH)
-    assert not ranges.is_free(BASE - IDS_EACH)
+    assert ranges.is_free(taken + STRIDE)
+    assert not ranges.is_free(BASE + 3 * STRIDE)
+    assert not ranges.is_free(BASE - STRIDE)
     assert not ranges.is_free(BASE + 5)
 
 
