@@ -170,7 +170,9 @@ class NodeSettings(ServiceSettings):
         if self.uid_base % IDS_EACH:
             raise ValueError(f"uid_base must be a multiple of {IDS_EACH}")
         if self.uid_base + self.ranges() * STRIDE > 0xFFFF_0000:
-            raise ValueError("uid_base leaves too few ids for sandboxes_max and parts_ahead ranges of 65664")
+            raise ValueError(
+                "uid_base leaves too few ids for sandboxes_max and parts_ahead ranges of 65664"
+            )
         return self
 
     def ranges(self) -> int:
