@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from node.function_nodes import call, python_layers, warm_ids
 from node.nodes import NodeHouse, RunningNode
 from requirements import need_root
@@ -20,6 +22,13 @@ MIB = 1024 * 1024
 def tiny_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need_root()
     return python_layers(tmp_path_factory.mktemp("function-layers")).root
+
+
+@pytest_asyncio.fixture
+async def node(house: NodeHouse) -> AsyncGenerator[RunningNode]:
+    """Return a node with one warm sandbox, so that all calls of a test meet in it."""
+    async with house.running(function_warm_max=1) as node:
+        yield node
 
 
 def limits(**values: Any) -> m.CallLimits:

@@ -66,15 +66,23 @@ def test_as_many_are_started_as_wait_and_no_more_than_fit() -> None:
 
 
 def test_one_that_clears_up_is_as_good_as_one_that_starts() -> None:
-    pool = with_idle("a")
-    pool.ask(1)
-    pool.ask(2)
+    pool = with_idle("a", "b")
+    for ticket in (1, 2, 3):
+        pool.ask(ticket)
     assert pool.wanted() == 1
     pool.answered("a")
     assert pool.wanted() == 0
     pool.remove("a")
     assert pool.wanted() == 1
     pool.check()
+
+
+def test_who_calls_again_and_again_gets_a_second_sandbox() -> None:
+    pool = with_idle("a")
+    pool.ask(1)
+    pool.answered("a")
+    pool.ask(2)
+    assert pool.wanted() == 1
 
 
 def test_the_least_are_started_without_being_asked_for_and_stay() -> None:

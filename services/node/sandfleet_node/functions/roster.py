@@ -123,7 +123,9 @@ class Roster(Generic[WarmT, TicketT]):
 
     def wanted(self) -> int:
         """Return how many sandboxes to start now."""
-        for_queue = len(self.waiting) - self.starting - len(self.settling)
+        # A lone sandbox gets company: who calls again and again would wait each time.
+        soon_free = len(self.settling) if len(self) > 1 else 0
+        for_queue = len(self.waiting) - self.starting - soon_free
         for_least = self.shape.least - len(self)
         return max(0, min(max(for_queue, for_least), self.shape.most - len(self)))
 

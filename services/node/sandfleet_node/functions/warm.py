@@ -106,11 +106,21 @@ class Warm:
     def end(self, reason: str) -> None:
         """Give it up: whoever waits for it is told."""
         self.is_over = True
+        self._let_go()
         self.sandbox.tap = None
         for future in (self._greeting, self._answer):
             if future is not None and not future.done():
                 future.set_exception(Gone(reason))
                 future.exception()  # whoever waited may have gone
+
+    def _let_go(self) -> None:
+        """Take note that clearing up is over."""
+        if self.settling_since is None:
+            return
+        self.settling_since = None
+        self.sandbox.uses -= 1
+        if not self.sandbox.uses and self.sandbox.turn is not None:
+            self.sandbox.turn.is_quiet()
 
     # ------------------------------------------------------------ to the zygote
 
@@ -194,9 +204,10 @@ class Warm:
         elif kind == RESULT and self._answer is not None and not self._answer.done():
             answer = read_answer(payload)
             self.settling_since = asyncio.get_running_loop().time()
+            self.sandbox.uses += 1  # it is not to be frozen while it clears up
             self._answer.set_result(answer)
         elif kind == SETTLED and self.settling_since is not None:
-            self.settling_since = None
+            self._let_go()
             self._on_settled(self, payload.decode("utf-8", "replace"))
         else:
             raise Misbehaved(f"a frame of kind {kind} that nobody asked for")
