@@ -12,6 +12,7 @@ PACKAGES=(
 	gcc make pkg-config libc6-dev musl-tools   # launcher and agent
 	clang bpftool libbpf-dev libelf-dev        # eBPF sensor
 	erofs-utils debootstrap util-linux         # layers
+	btrfs-progs                                # caps of what sandboxes write
 	redis-server                               # live state; NATS comes from PyPI
 	prometheus iproute2 busybox-static file    # tests: promtool, a root file system
 )

@@ -164,12 +164,12 @@ async def test_copying_up_a_big_file_of_a_layer_is_counted(pooled: RunningNode) 
 
 
 async def test_requests_to_the_file_system_below_are_refused_or_harmless(pair: Pair) -> None:
-    before = pair.node.node.disks.pools.currents.current.sandboxes()
+    before = pair.node.node.disks.pools.current.sandboxes()
     found = await pair.try_to("requests", "/root")
     refused = {errno.ENOTTY, errno.EPERM, errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV}
     wrong = {name: code for name, code in found.items() if code not in refused}
     assert wrong == {"written": 65536, "error": 0}
-    assert pair.node.node.disks.pools.currents.current.sandboxes() == before
+    assert pair.node.node.disks.pools.current.sandboxes() == before
 
 
 async def test_what_a_sandbox_takes_is_known(pair: Pair) -> None:

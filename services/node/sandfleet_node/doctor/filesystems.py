@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
+from pathlib import Path
+
+from sandfleet_node.disk.pool import POOL_BYTES_MIN, Pool, PoolError
+
 from .check import Check, Host
 
 
@@ -32,3 +38,17 @@ def overlay(host: Host) -> Check:
         else "modprobe overlay"
     )
     return Check("overlay", "fail", f"{problem} (in {host.folder()})", why, mend)
+
+
+def disk_caps(host: Host) -> Check:
+    """Make a small pool, and remove it."""
+    why = "a sandbox cannot write more than its disk; without a pool one that did is ended"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".sandfleet-doctor-", dir=host.folder()) as place:
+            pool = Pool.make(Path(place, "1.img"), Path(place, "1"), POOL_BYTES_MIN)
+            pool.discard()
+    except (PoolError, OSError, subprocess.SubprocessError) as problem:
+        missing = "not installed" in str(problem)
+        mend = "apt-get install btrfs-progs" if missing else "boot Linux 6.7 or newer with btrfs"
+        return Check("disk-caps", "warn", f"accounting only: {problem}", why, mend)
+    return Check("disk-caps", "ok", "held by the kernel (btrfs with simple quotas)", why)
