@@ -44,7 +44,7 @@ async def put(node: RunningNode, sandbox: str, path: str, data: bytes) -> None:
         await node.ask(s.FILE_WRITE, body)
 
 
-async def sh(node: RunningNode, sandbox: str, script: str, seconds: float = 60) -> m.ExecState:
+async def sh(node: RunningNode, sandbox: str, script: str, seconds: float = 20) -> m.ExecState:
     """Run a shell's script to its end."""
     return await node.run(sandbox, "sh", "-c", script, wait_seconds=seconds)
 

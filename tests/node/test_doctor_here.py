@@ -16,9 +16,9 @@ from sandfleet_node.doctor.report import CHECKS
 pytestmark = [pytest.mark.root]
 
 IDS = [
-    "kernel", "root", "user-namespaces", "cgroups", "erofs", "overlay", "disk-caps", "ebpf", "btf", "kvm", "psi",
-    "memory", "swap", "disk", "processes", "open-files", "inotify", "clock", "nats-server",
-    "redis-server", "native", "sensor", "base-layer",
+    "kernel", "root", "user-namespaces", "cgroups", "erofs", "overlay", "disk-caps", "ebpf", "btf",
+    "kvm", "psi", "memory", "swap", "disk", "processes", "open-files", "inotify", "clock",
+    "nats-server", "redis-server", "native", "sensor", "base-layer",
 ]  # fmt: skip
 
 
