@@ -17,6 +17,7 @@ from node.nodes import NodeHouse, RunningNode, output
 from servers import Servers
 
 from sandfleet_common import messages as m
+from sandfleet_common import subjects as s
 from sandfleet_common.errors import Unreachable
 from sandfleet_common.logs import Logger
 from sandfleet_node.disk import loop
@@ -250,3 +251,20 @@ async def test_without_a_pool_what_hides_is_found(house: NodeHouse, script: str)
         info = await node.until_gone(greedy)
         assert info.reason is not None
         assert "more than its disk allows" in info.reason
+
+
+async def test_a_pool_that_is_smaller_than_the_disk_is_what_schedulers_hear_of(
+    house: NodeHouse,
+) -> None:
+    async with house.running(disk_pool_bytes=300 * m.MIB) as node:
+        need_pool(node)
+        beats: list[m.NodeBeat] = []
+
+        async def hear(beat: m.NodeBeat) -> None:
+            beats.append(beat)
+
+        await node.bus.listen(s.NODE_BEAT, hear)
+        await node.bus.flush()
+        await node.node.beats.beat()
+        await node.bus.flush()
+        assert any(0 < b.disk_free_bytes <= 300 * m.MIB for b in beats if b.node == node.name)

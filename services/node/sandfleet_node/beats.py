@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from sandfleet_common.bus import Bus
 from sandfleet_common.errors import NotFound, Unreachable
@@ -61,6 +62,8 @@ class Beats:
         self._log = log
         self.boot = new_ulid()
         self.is_redis_up = True
+        self.pool_free_bytes: Callable[[], int | None] = lambda: None
+        """What sandboxes' own pool has room for, which may be less than the disk has."""
         self._sequence = 0
         self._busy = asyncio.Lock()
         self.calls_under_way: Callable[[], int] = lambda: 0
@@ -118,6 +121,9 @@ class Beats:
 
     def _next(self) -> NodeBeat:
         reading = read_machine(self._settings.state_dir)
+        room = self.pool_free_bytes()
+        if room is not None and room < reading.disk_free_bytes:
+            reading = replace(reading, disk_free_bytes=room)
         load, now = self._sandboxes.load, time.monotonic()
         self._judge(reading)
         self._measure(reading)

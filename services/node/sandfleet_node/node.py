@@ -176,6 +176,7 @@ class Node:
         self.pausing.is_exempt = is_warm
         metrics.on_page.append(self._show_swap)
         self.beats.calls_under_way = lambda: self.functions.under_way
+        self.beats.pool_free_bytes = self.disks.free_bytes
         self.listeners = Listeners(
             on_exit=self.ending.on_exit,
             on_channel=self.adoption.on_channel,

@@ -169,7 +169,10 @@ class Disks:
     def free_bytes(self) -> int | None:
         """Return what the pool has room for; None: there is no pool, only the disk."""
         pool = self.pools.current
-        return None if pool is None else pool.space().free_bytes
+        try:
+            return None if pool is None else pool.space().free_bytes
+        except OSError:
+            return None
 
     # ----------------------------------------------------------------- pools
 
