@@ -14,6 +14,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -117,6 +118,30 @@ static int requests(const char *directory)
 	return 0;
 }
 
+/* What programs expect of any file system. */
+static int features(const char *directory)
+{
+	/* struct vfs_cap_data, revision 2: cap_net_raw permitted and effective */
+	static const unsigned char capability[20] = { 1, 0, 0, 2, 0, 0x20 };
+	int dir = open(directory, O_RDONLY | O_DIRECTORY);
+	int nameless = open(directory, O_TMPFILE | O_RDWR, 0644);
+	char path[64];
+
+	tell("tmpfile", nameless);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", nameless);
+	tell("named_later", linkat(AT_FDCWD, path, dir, "named", AT_SYMLINK_FOLLOW));
+	tell("link", linkat(dir, "named", dir, "linked", 0));
+	close(openat(dir, "other", O_CREAT | O_WRONLY, 0644));
+	tell("exchange", syscall(SYS_renameat2, dir, "named", dir, "other", RENAME_EXCHANGE));
+	tell("no_replace", syscall(SYS_renameat2, dir, "other", dir, "third", RENAME_NOREPLACE));
+	tell("user_xattr", fsetxattr(nameless, "user.note", "x", 1, 0));
+	tell("capability", fsetxattr(nameless, "security.capability", capability, 20, 0));
+	tell("punch", fallocate(nameless, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096));
+	tell("fsync", fsync(nameless));
+	tell("fifo", mkfifoat(dir, "fifo", 0644));
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	size_t bytes = argc > 3 ? strtoull(argv[3], NULL, 10) : 0;
@@ -125,6 +150,8 @@ int main(int argc, char **argv)
 		return 2;
 	if (strcmp(argv[1], "map") == 0)
 		return map(argv[2], bytes);
+	if (strcmp(argv[1], "features") == 0)
+		return features(argv[2]);
 	if (strcmp(argv[1], "requests") == 0)
 		return requests(argv[2]);
 	int direct = strcmp(argv[1], "direct") == 0 ? O_DIRECT : 0;

@@ -176,3 +176,20 @@ async def test_what_a_sandbox_takes_is_known(pair: Pair) -> None:
     before = pair.used()
     await pair.try_to("write", "/root/big", 16 * m.MIB)
     assert 16 * m.MIB <= pair.used() - before < 17 * m.MIB
+
+
+async def test_files_do_what_programs_expect_of_them(pair: Pair) -> None:
+    found = await pair.try_to("features", "/root")
+    assert {name: code for name, code in found.items() if code != 0} == {}
+    assert len(found) == 10
+
+
+async def test_what_a_layer_has_is_removed_replaced_and_renamed(pair: Pair) -> None:
+    script = (
+        "set -e; rm /bin/tr; test ! -e /bin/tr; rm -rf /home; mkdir /home;"
+        'test -z "$(ls -A /home)";'
+        "busybox mv /bin/od /bin/od2; test -L /bin/od2; test ! -e /bin/od;"
+        "busybox cp /bin/busybox /root/busybox; chmod +x /root/busybox; /root/busybox echo runs"
+    )
+    state = await sh(pair.node, pair.greedy, script.replace("chmod", "busybox chmod"))
+    assert (state.exit_code, output(state)) == (0, b"runs\n")
