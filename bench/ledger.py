@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +32,10 @@ class Ledger:
     """Counts of everything that could leak."""
 
     sandbox_processes: int
+    network_namespaces: int
+    """Of those made ahead; that of a sandbox is held by the sandbox alone."""
     launcher_descriptors: int
+    """All but user namespaces, which the launcher keeps for each range it has seen."""
     node_descriptors: int
     mounts_host: int
     mounts_launcher: int
@@ -68,14 +72,15 @@ def read(state: Path) -> Ledger:
     forever, live = _redis(layout, places.redis)
     return Ledger(
         sandbox_processes=sum(parent == launcher for parent, _ in host.processes().values()),
-        launcher_descriptors=_entries(Path(f"/proc/{launcher}/fd")),
+        network_namespaces=_descriptors(launcher)["net"],
+        launcher_descriptors=_descriptors(launcher).total() - _descriptors(launcher)["user"],
         node_descriptors=_entries(Path(f"/proc/{places.pids['node']}/fd")),
         mounts_host=_lines("/proc/self/mountinfo", str(layout.state)),
         mounts_launcher=_lines(f"/proc/{launcher}/mountinfo", ""),
         cgroups=cgroups(layout.node_name()),
         sandbox_directories=_entries(node_dir / "sandboxes"),
         trash_directories=_entries(node_dir / "trash"),
-        loop_devices=sum(1 for _ in Path("/sys/block").glob("loop*/loop")),
+        loop_devices=len(_loops(str(layout.state))),
         redis_keys_forever=forever,
         redis_live_sandboxes=live,
     )
@@ -83,8 +88,29 @@ def read(state: Path) -> Ledger:
 
 def cgroups(node: str) -> int:
     """Return how many control groups a node has, in all hierarchies."""
-    tops = [path for path in Path("/sys/fs/cgroup").glob(f"**/sandfleet/{node}") if path.is_dir()]
-    return sum(1 + sum(len(names) for _, names, _ in os.walk(top)) for top in tops)
+    root = Path("/sys/fs/cgroup")
+    below = f"sandfleet/{node}"
+    tops = [root / below, *root.glob(f"*/{below}")]
+    return sum(1 for top in tops for _ in os.walk(top))
+
+
+def _descriptors(pid: int) -> Counter[str]:
+    """Return how many descriptors of each kind a process holds: net, user, pipe, socket ..."""
+    kinds: Counter[str] = Counter()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            kinds[str(link.readlink()).partition(":")[0]] += 1
+    return kinds
+
+
+def _loops(below: str) -> list[str]:
+    """Return the loop devices on files below a directory."""
+    found: list[str] = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if (backing := path.read_text().strip()).startswith(f"{below}/node/"):
+                found.append(f"{path.parts[3]} on {backing}")
+    return found
 
 
 def _entries(folder: Path) -> int:
@@ -117,9 +143,7 @@ def left_after_down(state: Path) -> list[str]:
     left = [line.strip() for line in _read_lines("/proc/self/mountinfo") if own in line]
     left += [f"{n} control groups" for n in [cgroups(layout.node_name())] if n]
     left += [f"swap {line.split()[0]}" for line in _read_lines("/proc/swaps") if own in line]
-    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
-        if own in path.read_text():
-            left.append(f"{path.parts[3]} on {path.read_text().strip()}")
+    left += _loops(own)
     node_dir = layout.state / "node" / layout.node_name()
     left += [
         str(path) for path in node_dir.glob("*/*") if path.parent.name in ("sandboxes", "trash")

@@ -37,6 +37,8 @@ LIFETIME_MEAN_SECONDS = 20.0
 """A training's 17 minutes, about fifty times faster."""
 LIFETIME_SPREAD = 1.2
 LIFETIME_MOST_SECONDS = 120.0
+PAUSED_MOST_SECONDS = 30.0
+"""One that is paused when its client leaves ends after so long."""
 BETWEEN_OPERATIONS_SECONDS = 8.0
 SETTLE_SECONDS = 90.0
 RESOURCES = Resources(cpu=1, memory_bytes=256 * 1024**2, pids=64, disk_bytes=64 * 1024**2)
@@ -78,7 +80,7 @@ class Life:
             await self._live()
         except SandboxGone as problem:
             # Its TTL may come between two operations; anything else must not end it.
-            if not self._by_ttl or "time to live" not in problem.message:
+            if not self._by_ttl or "its time" not in problem.message:
                 self._tally.failed[f"gone: {problem.message[:100]}"] += 1
         except SandfleetError as problem:
             self._tally.failed[f"{problem.code}: {problem.message[:100]}"] += 1
@@ -87,7 +89,12 @@ class Life:
 
     async def _live(self) -> None:
         ttl = self._seconds if self._by_ttl else 600.0
-        spec = SandboxSpec(resources=RESOURCES, ttl_seconds=ttl, labels={"soak": "1"})
+        spec = SandboxSpec(
+            resources=RESOURCES,
+            ttl_seconds=ttl,
+            paused_ttl_seconds=PAUSED_MOST_SECONDS,
+            labels={"soak": "1"},
+        )
         sandbox = await self._client.create(spec)
         self._tally.done["created"] += 1
         ends = time.monotonic() + self._seconds

@@ -12,7 +12,8 @@ def traces(state: Path) -> dict[str, set[str]]:
     """Return processes, mounts, cgroups, namespaces and loop devices of a state directory."""
     node = Layout(state).node_name()
     mounts = Path("/proc/self/mounts").read_text().splitlines()
-    cgroups = Path("/sys/fs/cgroup").glob(f"**/sandfleet/{node}")
+    root = Path("/sys/fs/cgroup")
+    cgroups = [path for path in (root, *root.glob("*")) if (path / "sandfleet" / node).is_dir()]
     namespaces = Path("/run/netns")
     return {
         "processes": _processes(str(state).encode()),
