@@ -79,8 +79,9 @@ class Life:
         try:
             await self._live()
         except SandboxGone as problem:
-            # Its TTL may come between two operations; anything else must not end it.
-            if not self._by_ttl or "its time" not in problem.message:
+            # These may come between two operations; anything else must not end it.
+            expected = "paused for too long", "its time to live" if self._by_ttl else "never"
+            if not any(reason in problem.message for reason in expected):
                 self._tally.failed[f"gone: {problem.message[:100]}"] += 1
         except SandfleetError as problem:
             self._tally.failed[f"{problem.code}: {problem.message[:100]}"] += 1
