@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_QUIET_BYTES = 2 * 1024**2
-_LOOKS = 20
+_QUIET_BYTES = 4 * 1024**2
+_QUIET_LOOKS = 5
+_LOOKS = 60
 
 
 def available_bytes() -> int:
@@ -21,16 +22,20 @@ def available_bytes() -> int:
 
 
 def settled_available_bytes() -> int:
-    """Return MemAvailable once it stands still from one second to the next, or after 20 s."""
+    """Return MemAvailable once it has stood still for some seconds, or after a minute.
+
+    Caches are dropped first, so that what only waits to be freed counts neither way.
+    """
     os.sync()
-    before = available_bytes()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    seen = [available_bytes()]
     for _ in range(_LOOKS):
         time.sleep(1)
-        now = available_bytes()
-        if abs(now - before) < _QUIET_BYTES:
-            return now
-        before = now
-    return before
+        seen.append(available_bytes())
+        last = seen[-_QUIET_LOOKS:]
+        if len(last) == _QUIET_LOOKS and max(last) - min(last) < _QUIET_BYTES:
+            break
+    return seen[-1]
 
 
 def _pids() -> list[int]:
