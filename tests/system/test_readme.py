@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from requirements import REPOSITORY
@@ -32,6 +33,21 @@ def test_the_first_example_runs(platform: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "45"
+
+
+def test_the_examples_of_pausing_and_calling_run(platform: Path) -> None:
+    opening = """from sandfleet import Client
+with Client() as client, client.create() as sandbox:
+"""
+    example = opening + indent(blocks("python")[1] + blocks("python")[2], "    ")
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        env={**os.environ, "SANDFLEET_STATE_DIR": str(platform)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_commands_it_names_exist() -> None:
