@@ -13,6 +13,8 @@ from .cgroups import parse_flat
 from .processmemory import Range, Stopped, fetch, page_out, ranges
 
 _SLICE_BYTES = 16 * 1024**2
+_ANONYMOUS_ONLY = "200"
+"""The swappiness at which files are left alone."""
 _WORTH_BYTES = 256 * 1024
 """Less than this is not worth another try."""
 
@@ -81,24 +83,68 @@ class MemoryGroup:
                 return
             before = now
 
+    def trim(self, count: int, stopped: Stopped) -> None:
+        """Take so many bytes of it, what was paged out before all else, no files if possible.
+
+        Paged-out memory stays a group's own until the kernel looks for memory in that group.
+        In v1 the only way to have it do so, short of taking everything, is to lower the limit
+        for a moment; `restore` mends what a service that was killed then has left.
+        """
+        limit, taste = self._number("memory.limit_in_bytes"), self._number("memory.swappiness")
+        left = count
+        try:
+            if not self.is_v2:
+                self._write("memory.swappiness", _ANONYMOUS_ONLY)
+            while left > _WORTH_BYTES and not stopped():
+                before = self.usage()
+                self._shrink(before, min(left, _SLICE_BYTES), limit)
+                if before - self.usage() < _WORTH_BYTES:
+                    return
+                left -= _SLICE_BYTES
+        finally:
+            if not self.is_v2:
+                self._write("memory.swappiness", str(taste))
+
+    def _shrink(self, usage: int, count: int, limit: int) -> None:
+        if self.is_v2:
+            if not self._write("memory.reclaim", f"{count} swappiness={_ANONYMOUS_ONLY}"):
+                self._write("memory.reclaim", str(count))
+            return
+        try:
+            self._write("memory.limit_in_bytes", str(max(0, usage - count)))
+        finally:
+            self._write("memory.limit_in_bytes", str(limit))
+
+    def restore(self, limit: int) -> None:
+        """Set what this class changes for a moment to what it is otherwise."""
+        self.allow_swap(False)
+        if not self.is_v2:
+            self._write("memory.limit_in_bytes", str(limit))
+            above = MemoryGroup(str(Path(self.directory).parent), is_v2=False)
+            self._write("memory.swappiness", str(above._number("memory.swappiness")))
+
     def _number(self, name: str) -> int:
         try:
             return int(Path(self.directory, name).read_text())
         except (OSError, ValueError):
             return 0
 
-    def _write(self, name: str, value: str) -> None:
+    def _write(self, name: str, value: str) -> bool:
+        """Write a file of the group; False if the kernel took it for nonsense."""
         try:
             handle = os.open(f"{self.directory}/{name}", os.O_WRONLY | os.O_CLOEXEC)
         except OSError:
-            return  # it has gone, or this kernel has no such file
+            return True  # it has gone, or this kernel has no such file
         try:
             os.write(handle, value.encode())
         except OSError as problem:
+            if problem.errno == errno.EINVAL:
+                return False
             if problem.errno not in (errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENODEV):
                 raise
         finally:
             os.close(handle)
+        return True
 
 
 def give_back(group: MemoryGroup, stopped: Stopped) -> int:

@@ -28,10 +28,15 @@ class NodeMetrics(Metrics):
         )
         self.prefetched = self.counter("prefetched_bytes", "Read from swap ahead after a pause")
         self.swap = self.gauge("swap_bytes", "Swap of the machine")
+        self.swap_missing = self.gauge(
+            "swap_missing", "1 when swap was needed and none could be made"
+        )
         self.swap_free = self.gauge("swap_free_bytes", "Free swap of the machine")
         self.commands = self.counter("commands", "Commands started")
         self.command = self.seconds("command", "From a request's arrival to its answer")
-        self.function_calls = self.counter("function_calls", "Calls that ended, by status", "status")
+        self.function_calls = self.counter(
+            "function_calls", "Calls that ended, by status", "status"
+        )
         self.function_run = self.seconds("function_run", "From a warm sandbox to the answer")
         self.function_wait = self.seconds("function_wait", "Calls waiting for a warm sandbox")
         self.function_recycles = self.counter(

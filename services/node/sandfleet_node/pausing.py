@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
-from sandfleet_common.errors import Busy, Conflict, FileProblem, SandfleetError
+from sandfleet_common.errors import Busy, Conflict, FileProblem, SandboxFailed, SandfleetError
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import MIB, Qos
@@ -139,6 +139,8 @@ class Pausing:
         try:
             async with asyncio.timeout(HOLD_SECONDS):
                 await sandbox.agent().request(FrameType.HOLD, sandbox.next_id())
+        except SandboxFailed:
+            return  # its channel has closed: it is ending
         except (TimeoutError, FileProblem) as problem:
             # It does not answer, or is of an older release: the limits count on.
             self._log.warning("sandbox.limits_count", sandbox=sandbox.id, error=problem)
@@ -337,7 +339,7 @@ class Pausing:
 
     async def adopt(self, sandbox: Sandbox) -> None:
         """Make a sandbox as its record says, for a service that takes it over."""
-        self.group(sandbox).allow_swap(False)
+        self.group(sandbox).restore(sandbox.spec.resources.memory_bytes)
         if sandbox.state is not State.PAUSED:
             self._freezer.thaw(sandbox.id)
             return

@@ -92,6 +92,17 @@ def ranges(pid: int, *, with_amounts: bool) -> list[Range]:
         return []
 
 
+def swapped_out(pid: int) -> int:
+    """Return how many bytes of a process are in swap; 0 when it has gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return 0
+    _, _, rest = text.partition("\nVmSwap:")
+    words = rest.split(maxsplit=1)
+    return int(words[0]) * 1024 if words else 0
+
+
 def forget_references(pid: int) -> None:
     """Let `Range.referenced` count from now. A process that has gone is no error."""
     try:

@@ -25,7 +25,7 @@ from sandfleet_common.states import State
 from .memorygroup import MemoryGroup
 from .metrics import NodeMetrics
 from .pausing import Pausing
-from .processmemory import Range, forget_references, page_out, ranges
+from .processmemory import Range, forget_references, page_out, ranges, swapped_out
 from .sandbox import Sandbox
 from .sandboxes import Sandboxes
 from .swap import Swap
@@ -224,13 +224,22 @@ def _take(
     group: MemoryGroup, agent: int, limit_bytes: int, stopped: Callable[[], bool]
 ) -> tuple[int, float]:
     began = time.thread_time()
-    before = group.swapped()
-
-    def is_enough() -> bool:
-        return stopped() or group.swapped() - before >= limit_bytes
-
+    usage = group.usage()
+    taken = 0
     with group.swappable():
         for pid in group.pids():
-            if pid != agent and not is_enough():
-                page_out(pid, cold(ranges(pid, with_amounts=True)), is_enough)
-    return max(0, group.swapped() - before), time.thread_time() - began
+            if pid == agent or taken >= limit_bytes or stopped():
+                continue
+            taken += _page_out_cold(pid, limit_bytes - taken, stopped)
+        group.trim(taken, stopped)
+    return max(0, usage - group.usage()), time.thread_time() - began
+
+
+def _page_out_cold(pid: int, limit_bytes: int, stopped: Callable[[], bool]) -> int:
+    before = swapped_out(pid)
+
+    def is_enough() -> bool:
+        return stopped() or swapped_out(pid) - before >= limit_bytes
+
+    page_out(pid, cold(ranges(pid, with_amounts=True)), is_enough)
+    return max(0, swapped_out(pid) - before)

@@ -14,6 +14,7 @@ import fcntl
 import os
 import shutil
 import struct
+import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,32 +77,48 @@ class Swap:
         self._size_bytes = size_bytes
         self._is_wanted = is_wanted
         self._log = log
+        self._lock = threading.Lock()
         self.problem: str | None = None
         """Why there is none, in one sentence; None when there is or nobody has asked."""
+
+    def drop_stale(self) -> None:
+        """Remove a file that is in use no more, since a machine has started anew."""
+        with self._lock:
+            if not any(each.path == os.path.realpath(self._path) for each in _areas()):
+                self._path.unlink(missing_ok=True)
 
     def ensure(self) -> bool:
         """Make sure that there is swap, and return whether there is. Never raises for want of it.
 
         What has failed once is not tried again, until swap appears from elsewhere.
         """
-        if _areas():
-            self.problem = None
-            return True
-        if not self._is_wanted:
-            self.problem = "the machine has no swap, and the setting swap=none forbids to make any"
-        elif self.problem is None:
-            try:
-                self._make()
-            except OSError as problem:
-                self.problem = f"no swap file could be made in {self._path.parent}: {problem}"
-                self._path.unlink(missing_ok=True)
-                self._log.warning("swap.impossible", error=self.problem)
-        return self.problem is None
+        with self._lock:
+            if _areas():
+                self.problem = None
+            elif not self._is_wanted:
+                self.problem = "the machine has no swap, and the node may make none (swap=none)"
+            elif self.problem is None:
+                self._try_to_make()
+            return self.problem is None
+
+    def remove(self) -> bool:
+        """Take the node's file out of use for good; False if what is in it does not fit."""
+        with self._lock:
+            self._is_wanted = False
+            return remove_swap(self._path, self._log)
 
     def sizes(self) -> tuple[int, int]:
         """Return bytes of swap on this machine: all, and free. Quick."""
         found = parse_meminfo(Path("/proc/meminfo").read_text())
         return found.get("SwapTotal", 0), found.get("SwapFree", 0)
+
+    def _try_to_make(self) -> None:
+        try:
+            self._make()
+        except OSError as problem:
+            self.problem = f"no swap file could be made in {self._path.parent}: {problem}"
+            self._path.unlink(missing_ok=True)
+            self._log.warning("swap.impossible", error=self.problem)
 
     def _make(self) -> None:
         size = self._size_bytes or self._fitting()

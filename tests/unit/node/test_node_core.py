@@ -9,7 +9,17 @@ import pytest
 from sandfleet_common.errors import Busy, NoCapacity
 from sandfleet_common.messages import GIB, MIB, Resources
 from sandfleet_common.states import Origin, State
-from sandfleet_node.core import Life, Limits, Load, closed, death, next_state, refusal, verdict
+from sandfleet_node.core import (
+    Life,
+    Limits,
+    Load,
+    closed,
+    death,
+    is_to_pause,
+    next_state,
+    refusal,
+    verdict,
+)
 
 LIMITS = Limits(
     sandboxes=10,
@@ -105,6 +115,20 @@ def test_an_idle_sandbox_ends_and_a_busy_one_is_looked_at_later() -> None:
 def test_the_earlier_of_two_ends_decides_when_to_look_again() -> None:
     life = _life(idle_seconds=10.0, expires_at=104.0)
     assert verdict(life, 101.0) == (None, 104.0)
+
+
+def test_a_paused_sandbox_ends_when_its_pause_was_too_long_and_never_for_idleness() -> None:
+    paused = _life(expires_at=200.0, idle_seconds=10.0, is_paused=True)
+    assert verdict(paused, 150.0) == (None, 200.0)
+    assert verdict(paused, 200.0) == ("it was paused for too long", None)
+
+
+def test_idleness_pauses_a_sandbox_that_wants_it_but_its_time_to_live_ends_it() -> None:
+    life = _life(expires_at=200.0, idle_seconds=10.0, idle_pauses=True)
+    assert verdict(life, 115.0)[0] is not None
+    assert is_to_pause(life, 115.0)
+    assert not is_to_pause(life, 200.0)
+    assert not is_to_pause(_life(idle_seconds=10.0), 115.0)
 
 
 def test_a_transition_outside_the_table_is_a_mistake() -> None:
