@@ -175,7 +175,7 @@ async def test_nobody_to_ask_is_told_within_the_deadline(
     monkeypatch.setattr(calls, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(calls.call, "__kwdefaults__", {"within": 0.3, "held": 0})
     with pytest.raises(Unreachable):
-        await client.nodes()
+        await client.alerts()  # there is no monitor
 
 
 # ------------------------------------------------------------ the blocking side
