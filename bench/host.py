@@ -21,13 +21,15 @@ def available_bytes() -> int:
     raise RuntimeError("/proc/meminfo has no MemAvailable")
 
 
-def settled_available_bytes() -> int:
+def settled_available_bytes(*, drop_caches: bool = True) -> int:
     """Return MemAvailable once it has stood still for some seconds, or after a minute.
 
-    Caches are dropped first, so that what only waits to be freed counts neither way.
+    Caches are dropped first, so that what only waits to be freed counts neither way;
+    not where that would slow down what is measured next.
     """
     os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
+    if drop_caches:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
     seen = [available_bytes()]
     for _ in range(_LOOKS):
         time.sleep(1)
