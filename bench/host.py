@@ -58,19 +58,26 @@ def processes() -> dict[int, tuple[int, float]]:
 
 
 def process_of(*words: str) -> int:
-    """Return the process whose command line holds all `words`.
+    """Return the process whose command line holds all `words`, and its parent's does not.
+
+    The second tells a launcher from its sandboxes, which are clones of it.
 
     Raises:
         RuntimeError: there is none.
     """
-    for pid in _pids():
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if pid != os.getpid() and all(word in line for word in words):
+    found = {pid for pid in _pids() if pid != os.getpid() and _says(pid, words)}
+    for pid, (parent, _) in processes().items():
+        if pid in found and parent not in found:
             return pid
     raise RuntimeError(f"no process has {' '.join(words)} in its command line")
+
+
+def _says(pid: int, words: tuple[str, ...]) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return all(word in line for word in words)
 
 
 def cpu_seconds(pids: Iterable[int], seen: dict[int, tuple[int, float]]) -> float:

@@ -95,6 +95,41 @@ async def test_sandboxes_keep_their_record_through_a_restart(
         assert ended.start_ms == before.start_ms if before else False
 
 
+async def test_a_time_to_live_that_ends_while_the_service_is_down_ends_the_sandbox(
+    house: NodeHouse, store: Store
+) -> None:
+    async with house.process() as (process, node):
+        running, paused = (
+            await node.create(ttl_seconds=1, paused_ttl_seconds=1),
+            await node.create(paused_ttl_seconds=1),
+        )
+        await node.ask(s.PAUSE, m.SandboxPause(sandbox_id=paused))
+        await process.kill()
+        await asyncio.sleep(1.2)
+        await process.start()
+        for sandbox, reason in (
+            (running, "its time to live is over"),
+            (paused, "it was paused for too long"),
+        ):
+            while (info := await store.get(sandbox)) is None or info.state is not State.STOPPED:
+                await asyncio.sleep(0.05)
+            assert info.reason == reason
+
+
+async def test_an_ending_that_a_kill_cuts_short_goes_on_for_its_own_reason(
+    house: NodeHouse, store: Store
+) -> None:
+    async with house.running() as node:
+        sandbox_id = await node.create()
+        sandbox = node.node.sandboxes.get(sandbox_id)
+        node.node.sandboxes.move(sandbox, State.STOPPING, reason="enough", origin=Origin.USER)
+        sandbox.save()
+    async with house.running() as node:
+        while (info := await store.get(sandbox_id)) is None or info.ended_at is None:
+            await asyncio.sleep(0.05)
+        assert (info.state, info.reason, info.origin) == (State.STOPPED, "enough", Origin.USER)
+
+
 async def test_a_service_that_is_told_to_end_leaves_its_sandboxes_to_the_next(
     house: NodeHouse,
 ) -> None:

@@ -97,17 +97,20 @@ class Adoption:
             return
         sandbox = self._restore(saved)
         if channel is None:
-            reason, origin = self._why_gone(sandbox, found)
             sandbox.status = found.exits.get(sandbox_id)
             sandbox.gone.set_result(None)
             self._cgroups.kill(sandbox_id)
-            await self._ending.end(sandbox, State.FAILED, reason, origin)
+            if sandbox.state is State.STOPPING:
+                await self._finish_stop(sandbox, saved.info)
+            else:
+                reason, origin = self._why_gone(sandbox, found)
+                await self._ending.end(sandbox, State.FAILED, reason, origin)
             return
         sandbox.pid = channel.pid
         link = AgentLink(channel.sock, sandbox)
-        if sandbox.state not in (State.PREPARING, State.RUNNING, State.PAUSED):
+        if sandbox.state is State.STOPPING:
             sandbox.link = link
-            await self._ending.end(sandbox, State.FAILED, WHILE_STOPPING, Origin.PLATFORM)
+            await self._finish_stop(sandbox, saved.info)
             return
         await self._pausing.adopt(sandbox)
         try:
@@ -124,6 +127,11 @@ class Adoption:
         self._sandboxes.note(sandbox)
         self._sandboxes.watch(sandbox, time.time())
         self._log.info("sandbox.adopted", sandbox=sandbox_id, commands=sandbox.commands.running)
+
+    async def _finish_stop(self, sandbox: Sandbox, info: SandboxInfo) -> None:
+        """Go on where the service before this one was ending it, for the same reason."""
+        reason, origin = info.reason or WHILE_STOPPING, info.origin or Origin.PLATFORM
+        await self._ending.end(sandbox, State.STOPPED, reason, origin)
 
     def _finish_start(self, sandbox: Sandbox) -> None:
         """Go on where the service before this one stopped: the sandbox runs.

@@ -75,11 +75,19 @@ class Ending:
                 starting.cancel()
             if state is State.STOPPED and sandbox.state in (State.RUNNING, State.PAUSED):
                 self._sandboxes.move(sandbox, State.STOPPING, reason=reason, origin=origin)
+                self._save_intent(sandbox)
             sandbox.reason, sandbox.origin = reason, origin
             sandbox.ending = self._tasks.start(
                 self._end(sandbox, state, reason, origin), f"end {sandbox.id}"
             )
         return sandbox.ending
+
+    def _save_intent(self, sandbox: Sandbox) -> None:
+        """Write that it ends, and why, so that a service that comes after a kill says the same."""
+        try:
+            sandbox.save()
+        except OSError as problem:
+            self._log.warning("sandbox.unsaved", sandbox=sandbox.id, error=str(problem))
 
     async def end(
         self, sandbox: Sandbox, state: State, reason: str | None, origin: Origin | None

@@ -285,7 +285,7 @@ class Node:
                 sandbox = self.sandboxes.find(sandbox_id)
                 if sandbox is None or sandbox.ending is not None:
                     continue
-                reason = self.sandboxes.watch(sandbox, time.time())
+                reason = self.sandboxes.due(sandbox, time.time())
                 if reason is None:
                     continue
                 if is_to_pause(sandbox.life(), time.time()):

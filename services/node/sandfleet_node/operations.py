@@ -64,8 +64,13 @@ class Operations:
     def _on(self, operation: Callable[[Sandbox, Any], Awaitable[Any]]) -> Handler:
         async def serve(body: Any) -> Any:
             sandbox = await self._live(body.sandbox_id)
-            async with self._node.pausing.using(sandbox):
-                return await operation(sandbox, body)
+            try:
+                async with self._node.pausing.using(sandbox):
+                    return await operation(sandbox, body)
+            except SandboxFailed:
+                if sandbox.ending is None:
+                    raise
+                raise gone(sandbox.info()) from None  # it ended meanwhile: this says why
 
         return serve
 

@@ -148,12 +148,14 @@ class Sandboxes:
         self.tombstones.add(sandbox.info(), now)
         self._metrics.endings.labels(sandbox.state, sandbox.origin or "").inc()
 
-    def watch(self, sandbox: Sandbox, now: float) -> str | None:
-        """Set the date on which to look at a sandbox again.
+    def watch(self, sandbox: Sandbox, now: float) -> None:
+        """Have a sandbox looked at when its time is over; at once when it is already."""
+        reason = self.due(sandbox, now)
+        if reason is not None:
+            self.look_at(sandbox, now)
 
-        Returns:
-            Why it ends, or is paused, now, if so.
-        """
+    def due(self, sandbox: Sandbox, now: float) -> str | None:
+        """Return why a sandbox ends, or is paused, now; if it does not, set the next date."""
         if sandbox.state not in (State.RUNNING, State.PAUSED):
             self.dates.set(sandbox.id, None)
             return None
