@@ -403,6 +403,8 @@ class Launcher:
         for root in (unified, *others):
             group = root / name / id
             group.mkdir(parents=True, exist_ok=True)
+            if root == unified:
+                pass_controllers_on(root, group.parent)
             self._made += [group]
             pairs.append(("cgroup2" if root == unified else "cgroup", os.fspath(group)))
             for file, value in (limits or {}).items():
@@ -455,6 +457,14 @@ class Launcher:
             with suppress(OSError):
                 parent.rmdir()
         shutil.rmtree(self.directory / "state", ignore_errors=True)
+
+
+def pass_controllers_on(root: Path, parent: Path) -> None:
+    """Enable in the v2 groups below `parent` what this host has there; nothing where v1 has all."""
+    offered = {"memory", "pids", "cpu"} & set((root / "cgroup.controllers").read_text().split())
+    if offered:
+        for group in (root, parent):
+            (group / "cgroup.subtree_control").write_text(" ".join(f"+{each}" for each in offered))
 
 
 def remove_group(group: Path) -> None:

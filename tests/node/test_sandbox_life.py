@@ -249,7 +249,10 @@ def _nothing_is_left(house: NodeHouse) -> None:
     assert str(house.state_dir) not in Path("/proc/self/mountinfo").read_text()
     left = [p for p in psutil.process_iter(["cmdline"]) if _belongs(p, house)]
     assert left == []
-    assert not list(Path("/sys/fs/cgroup").glob(f"*/sandfleet/{house.name}"))
+    root = Path("/sys/fs/cgroup")  # of v2 itself, or the directory of all hierarchies
+    assert not [
+        path for path in (root, *root.glob("*")) if (path / "sandfleet" / house.name).exists()
+    ]
     sandboxes = house.state_dir / "node" / house.name / "sandboxes"
     assert not sandboxes.exists() or list(sandboxes.iterdir()) == []
 
