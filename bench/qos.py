@@ -19,9 +19,9 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import peers
@@ -35,6 +35,7 @@ STEP_MS = 10
 LEVELS = (10, 25, 50, 100, 200)
 """Load in percent of the machine."""
 DOCKER_LEVELS = (50, 200)
+ROUNDS = 3
 MEMORY_BYTES = 256 * 1024**2
 BURN = "while :; do :; done"
 
@@ -57,13 +58,20 @@ for _ in range(steps):
 """Arguments: how many steps, loops of each, and, with no loops, milliseconds to find loops for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measured:
-    """Times of steps and of commands in ms, and cores that the load used."""
+    """Times of steps and of commands in ms, and what the load used, of several rounds."""
 
-    steps: list[float]
-    commands: list[float]
-    load_cores: float = 0.0
+    steps: list[float] = field(default_factory=list[float])
+    commands: list[float] = field(default_factory=list[float])
+    load_seconds: float = 0.0
+    """CPU time of the load."""
+    seconds: float = 0.0
+
+    @property
+    def load_cores(self) -> float:
+        """Cores that the load used."""
+        return self.load_seconds / self.seconds if self.seconds else 0.0
 
     def inflation(self, base: Measured, percent: int) -> float:
         """Return how many times longer than in `base` a step takes, at a percentile."""
@@ -105,18 +113,34 @@ async def spent(burning: list[AsyncSandbox]) -> float:
 
 
 async def measure(
-    step: AsyncSandbox, steps: int, loops: int, burning: list[AsyncSandbox]
-) -> Measured:
-    """Measure steps from inside, then commands that do one from outside."""
+    into: Measured, step: AsyncSandbox, steps: int, loops: int, burning: list[AsyncSandbox]
+) -> None:
+    """Measure steps from inside, then commands from outside."""
     began, before = time.perf_counter(), await spent(burning)
     done = await step.run(["python3", "-c", STEP, str(steps), str(loops)])
-    used = (await spent(burning) - before) / (time.perf_counter() - began)
-    commands: list[float] = []
+    into.load_seconds += await spent(burning) - before
+    into.seconds += time.perf_counter() - began
+    into.steps += map(float, done.stdout.split())
     for _ in range(max(10, steps // 5)):
         start = time.perf_counter()
         await step.run(["true"])
-        commands.append((time.perf_counter() - start) * 1000)
-    return Measured([float(line) for line in done.stdout.split()], commands, used)
+        into.commands.append((time.perf_counter() - start) * 1000)
+
+
+async def level_of(
+    client: AsyncClient, step: AsyncSandbox, level: int, steps: int, loops: int
+) -> tuple[Measured, Measured, Measured]:
+    """Measure without load, with plain load and with idle load, in turns.
+
+    In turns, because whatever else the machine does changes from one minute to the next.
+    """
+    quiet, plain, idle = Measured(), Measured(), Measured()
+    for _ in range(ROUNDS):
+        await measure(quiet, step, steps // ROUNDS, loops, [])
+        for into, qos in ((plain, Qos.LATENCY), (idle, Qos.BEST_EFFORT)):
+            async with load(client, level, qos) as burning:
+                await measure(into, step, steps // ROUNDS, loops, burning)
+    return quiet, plain, idle
 
 
 async def ours(steps: int) -> dict[str, float]:
@@ -128,35 +152,45 @@ async def ours(steps: int) -> dict[str, float]:
     ):
         asked = await step.run(["python3", "-c", STEP, "0", "0", str(STEP_MS)])
         loops = int(asked.stdout)
-        quiet = [await measure(step, steps, loops, [])]
-        loaded: dict[tuple[int, str], Measured] = {}
+        all_quiet = Measured()
         for level in LEVELS:
-            for name, qos in (("plain", Qos.LATENCY), ("idle", Qos.BEST_EFFORT)):
-                async with load(client, level, qos) as burning:
-                    loaded[level, name] = await measure(step, steps, loops, burning)
-        quiet.append(await measure(step, steps, loops, []))
-    base = Measured(
-        [time for one in quiet for time in one.steps],
-        [time for one in quiet for time in one.commands],
-    )
-    found["step_p50_ms"] = round(report.percentile(base.steps, 50), 2)
-    found["step_p99_ms"] = round(report.percentile(base.steps, 99), 2)
-    found["exec_p50_ms"] = round(report.percentile(base.commands, 50), 2)
-    for (level, name), one in loaded.items():
-        found[f"inflation_{name}_{level}"] = one.inflation(base, 50)
-        found[f"inflation_{name}_{level}_p99"] = one.inflation(base, 99)
-        found[f"exec_{name}_{level}_p50_ms"] = round(report.percentile(one.commands, 50), 2)
-        found[f"load_{name}_{level}_cores"] = round(one.load_cores, 2)
-    for level in LEVELS:
-        kept = report.ratio(found[f"load_idle_{level}_cores"], found[f"load_plain_{level}_cores"])
-        found[f"throughput_kept_{level}"] = kept
-    return found
+            quiet, plain, idle = await level_of(client, step, level, steps, loops)
+            all_quiet.steps += quiet.steps
+            all_quiet.commands += quiet.commands
+            for name, one in (("plain", plain), ("idle", idle)):
+                found[f"inflation_{name}_{level}"] = one.inflation(quiet, 50)
+                found[f"inflation_{name}_{level}_p99"] = one.inflation(quiet, 99)
+                found[f"exec_{name}_{level}_p50_ms"] = round(report.percentile(one.commands, 50), 2)
+                found[f"load_{name}_{level}_cores"] = round(one.load_cores, 2)
+            found[f"throughput_kept_{level}"] = report.ratio(idle.load_cores, plain.load_cores)
+    return {
+        "step_p50_ms": round(report.percentile(all_quiet.steps, 50), 2),
+        "step_p99_ms": round(report.percentile(all_quiet.steps, 99), 2),
+        "exec_p50_ms": round(report.percentile(all_quiet.commands, 50), 2),
+        **found,
+    }
 
 
 def docker_steps(docker: peers.Docker, steps: int, loops: int, *more: str) -> list[str]:
     """Run steps in a container, and return the lines it printed."""
     arguments = ("python3", "-c", STEP, str(steps), str(loops), *more)
     return docker.call("exec", "step", *arguments).decode().split()
+
+
+@contextmanager
+def docker_load(
+    docker: peers.Docker, level: int, name: str, options: tuple[str, ...]
+) -> Generator[None]:
+    """Burn so much of the machine in containers while the block runs."""
+    names = [f"{name}-{number}" for number in range(len(shares(level)))]
+    for each, cpu in zip(names, shares(level), strict=True):
+        docker.call(
+            "run", "--detach", "--network", "none", "--name", each,
+            "--cpus", f"{cpu:g}", *options, "base", "sh", "-c", BURN,
+        )  # fmt: skip
+    time.sleep(0.5)
+    yield
+    docker.call("rm", "--force", *names)
 
 
 def theirs(layer: Path, steps: int) -> tuple[dict[str, float | None], list[str]]:
@@ -170,27 +204,24 @@ def theirs(layer: Path, steps: int) -> tuple[dict[str, float | None], list[str]]
     with peers.docker(layer) as docker:
         docker.create("step")
         loops = int(docker_steps(docker, 0, 0, str(STEP_MS))[0])
-        base = Measured([float(t) for t in docker_steps(docker, steps, loops)], [])
         for level in DOCKER_LEVELS:
-            for name, options in kinds.items():
-                names = [f"{name}-{level}-{number}" for number in range(len(shares(level)))]
-                for each, cpu in zip(names, shares(level), strict=True):
-                    docker.call(
-                        "run", "--detach", "--network", "none", "--name", each,
-                        "--cpus", f"{cpu:g}", *options, "base", "sh", "-c", BURN,
-                    )  # fmt: skip
-                time.sleep(0.5)
-                timed = Measured([float(t) for t in docker_steps(docker, steps, loops)], [])
-                docker.call("rm", "--force", *names)
-                found[f"inflation_{name}_{level}"] = timed.inflation(base, 50)
-                found[f"inflation_{name}_{level}_p99"] = timed.inflation(base, 99)
+            quiet, loaded = Measured(), {name: Measured() for name in kinds}
+            for turn in range(ROUNDS):
+                quiet.steps += map(float, docker_steps(docker, steps // ROUNDS, loops))
+                for name, options in kinds.items():
+                    with docker_load(docker, level, f"{name}-{level}-{turn}", options):
+                        timed = docker_steps(docker, steps // ROUNDS, loops)
+                    loaded[name].steps += map(float, timed)
+            for name, one in loaded.items():
+                found[f"inflation_{name}_{level}"] = one.inflation(quiet, 50)
+                found[f"inflation_{name}_{level}_p99"] = one.inflation(quiet, 99)
     return found, []
 
 
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-n", type=int, default=250, help="steps under each load")
+    parser.add_argument("-n", type=int, default=120, help="steps under each load")
     options = parser.parse_args()
     state = local.state_dir()
     local.up(state, progress=lambda line: None)
