@@ -105,6 +105,13 @@ async def test_a_sandbox_not_ready_by_its_deadline_has_failed_and_left_nothing(
         assert (await node.order(node.item()))[0].status == "ready", "its turn was given back"
 
 
+def _mib(reason: str | None, text: str) -> int:
+    """Return the amount that follows a text in a reason."""
+    assert reason is not None
+    assert reason.startswith(text)
+    return int(reason.removeprefix(text).removesuffix(" MiB"))
+
+
 async def _grow(node: RunningNode, sandbox_id: str, mib: int, *, is_busy: bool = True) -> None:
     """Let a sandbox hold memory, and keep it busy unless it may be paused."""
     script = f"head -c {mib}m /dev/zero > /dev/shm/held && echo held"
@@ -136,8 +143,8 @@ async def test_a_node_out_of_memory_pauses_what_is_idle_and_ends_the_largest_bes
         second = await node.until_gone(small)
         assert first.state is State.FAILED
         assert first.origin is Origin.PLATFORM
-        text = "the node ran out of memory: it was the largest best-effort sandbox, 60 MiB"
-        assert first.reason == text
+        text = "the node ran out of memory: it was the largest best-effort sandbox, "
+        assert 56 <= _mib(first.reason, text) <= 64
         assert first.ended_at is not None
         assert second.ended_at is not None
         assert first.ended_at < second.ended_at
@@ -149,6 +156,26 @@ async def test_a_node_out_of_memory_pauses_what_is_idle_and_ends_the_largest_bes
         assert (shed(name, {**step, "step": "end"}) or 0) >= 2
         assert (shed(name, {**step, "step": "pause"}) or 0) >= 1
         assert (shed(name, {**step, "step": "reclaim"}) or 0) >= 1
+
+
+async def test_a_node_out_of_disk_ends_the_best_effort_sandbox_that_has_written_most(
+    house: NodeHouse,
+) -> None:
+    async with house.running() as node:
+        writer, modest = [await node.create(qos=m.Qos.BEST_EFFORT) for _ in range(2)]
+        precious = await node.create(qos=m.Qos.LATENCY)
+        for sandbox, mib in ((writer, 48), (modest, 4), (precious, 64)):
+            script = f"dd if=/dev/urandom of=/root/written bs=1048576 count={mib} && sync"
+            assert (await node.run(sandbox, "busybox", "sh", "-c", script)).exit_code == 0
+    limits = {"disk_end_bytes": MORE_THAN_THERE_IS, "shed_rest_seconds": 0.2}
+    async with house.running(**limits, shed_settle_seconds=0.1) as node:
+        info = await node.until_gone(writer)
+        assert info.state is State.FAILED
+        assert info.origin is Origin.PLATFORM
+        text = "the node ran out of disk: it was the best-effort sandbox that had written most, "
+        assert 40 <= _mib(info.reason, text) <= 56
+        for other in (modest, precious):
+            assert (await node.run(other, "echo", "alive")).exit_code == 0
 
 
 async def test_a_node_whose_memory_is_only_short_ends_nobody(house: NodeHouse) -> None:

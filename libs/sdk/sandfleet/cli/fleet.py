@@ -7,9 +7,12 @@ import time
 import click
 
 from sandfleet.client import AsyncClient
-from sandfleet_common.messages import NodeBeat, Severity
+from sandfleet_common.messages import NodeBeat, Pressure, Severity
 
 from . import options, session, text
+
+_TOLD_PERCENT = 10
+"""Work that waits less of the time is not worth a note."""
 
 
 @click.command(cls=session.Taught)
@@ -70,6 +73,7 @@ async def alerts(
 def _cells(node: NodeBeat) -> list[str]:
     used, has = node.requested, node.capacity
     paused = f"{node.paused} paused" if node.paused else ""
+    notes = (paused, _pressure(node.pressure), node.refusing)
     return [
         node.node,
         node.state,
@@ -78,5 +82,16 @@ def _cells(node: NodeBeat) -> list[str]:
         f"{text.size(used.memory_bytes)}/{text.size(has.memory_bytes)}",
         f"{node.load_per_core:.2f}",
         text.size(node.disk_free_bytes),
-        ", ".join(told for told in (paused, node.refusing) if told),
+        ", ".join(told for told in notes if told),
     ]
+
+
+def _pressure(measured: Pressure) -> str:
+    """Return what much of the work waits for; empty on a machine that is well."""
+    waits = (
+        ("a core", measured.cpu_some),
+        ("memory", measured.memory_some),
+        ("its disk", measured.io_some),
+    )
+    told = [f"{share:.0f}% for {what}" for what, share in waits if share and share >= _TOLD_PERCENT]
+    return f"work waits {', '.join(told)}" if told else ""
