@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.root]
 
 IDS = [
     "kernel", "root", "user-namespaces", "cgroups", "erofs", "overlay", "disk-caps", "ebpf", "btf",
-    "kvm", "psi", "memory", "swap", "disk", "processes", "open-files", "inotify", "clock",
+    "kvm", "psi", "core-scheduling", "memory", "swap", "disk", "processes", "open-files",
+    "inotify", "clock",
     "nats-server", "redis-server", "native", "sensor", "base-layer",
 ]  # fmt: skip
 

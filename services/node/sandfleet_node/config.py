@@ -136,6 +136,12 @@ class NodeSettings(ServiceSettings):
     parts_ahead: int = Field(default=64, ge=0, le=512)
     """Id ranges whose namespaces, control groups and directory are made ahead of need; 0: none."""
 
+    core_scheduling: bool = False
+    """Let the hyperthreads of one core run only one sandbox at a time (see `cores`): no
+    sandbox can watch another through a core they share. It costs throughput where cores are
+    busy, so it is for tenants that must not trust one another. Sandboxes that run when it is
+    set get it for the commands they start from then on."""
+
     uid_base: int = Field(default=0x7000_0000, ge=IDS_EACH)
     """First host id of the sandboxes' ranges; a multiple of 65536."""
 

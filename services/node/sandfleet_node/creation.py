@@ -34,6 +34,7 @@ from .cgroups import Cgroups
 from .commandtable import CommandTable, Keeping
 from .config import IDS_EACH
 from .core import Limits, refusal
+from .cores import separate
 from .disk import Disks
 from .ending import Ending
 from .keeper import Keeper
@@ -106,6 +107,8 @@ class Creation:
         tasks: Tasks,
         metrics: NodeMetrics,
         log: Logger,
+        *,
+        has_cookies: bool,
     ) -> None:
         self._node = node
         self._limits = limits
@@ -125,6 +128,7 @@ class Creation:
         self._tasks = tasks
         self._metrics = metrics
         self._log = log
+        self._cookies = has_cookies
 
     async def create(self, body: NodeCreate) -> NodeCreated:
         """Create what the batch asks for, and return an outcome for each item."""
@@ -250,6 +254,8 @@ class Creation:
                 await self._keeper.mount(digest, self._layers.layer_path(digest))
         pid, channel = await self._keeper.need().create(self._request(sandbox))
         sandbox.pid, sandbox.link = pid, AgentLink(channel, sandbox)
+        if self._cookies:
+            separate(pid)
         await sandbox.greet(sandbox.link)
 
     def _save(self, sandbox: Sandbox) -> None:

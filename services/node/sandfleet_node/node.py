@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from sandfleet_common.bus import Bus
-from sandfleet_common.errors import Unreachable
+from sandfleet_common.errors import BadRequest, Unreachable
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import SandboxInfo
@@ -25,6 +25,7 @@ from .clientstreams import ClientStreams
 from .commandtable import Keeping
 from .config import NodeSettings
 from .core import Load, closed, is_to_pause
+from .cores import CoreScheduling, separate, support
 from .creation import Creation, Workshop
 from .disk import Disks
 from .ending import LAUNCHER_DIED, Ending
@@ -74,6 +75,11 @@ class Node:
         metrics: NodeMetrics,
         log: Logger,
     ) -> None:
+        if settings.core_scheduling and support() is CoreScheduling.MISSING:
+            raise BadRequest(
+                "core_scheduling is set, but the kernel has none: it came with Linux 5.14 and "
+                "needs CONFIG_SCHED_CORE"
+            )
         self.settings = settings
         self.metrics = metrics
         self.log = log
@@ -159,7 +165,7 @@ class Node:
         self.creation = Creation(
             settings.name, self.limits, self.turnstile, workshop, self.sandboxes,
             self.ending, self.keeper, self.layers, self.cgroups, self.disks, self.storeroom,
-            self.records, pool, tasks, metrics, log,
+            self.records, pool, tasks, metrics, log, has_cookies=settings.core_scheduling,
         )  # fmt: skip
         self.adoption = Adoption(
             settings.name, workshop, self.sandboxes, self.ending, self.keeper, self.cgroups,
@@ -214,6 +220,8 @@ class Node:
         await self.storeroom.adopt(found.prepared)
         for sandbox in self.sandboxes:
             self.phases.adopt(sandbox)
+            if self.settings.core_scheduling:
+                self._separate(sandbox)
         self.functions.end_strangers()
         self.tasks.start(self.janitor.run(), "janitor", critical=True)
         self.tasks.start(self.phases.run(), "phases", critical=True)
@@ -226,6 +234,13 @@ class Node:
         self.tasks.start(self._reconcile(), "reconcile")
         self.tasks.start(self.disks.run(), "disks", critical=True)
         self.tasks.start(self.disks.accounting.run(), "disk accounting", critical=True)
+
+    def _separate(self, sandbox: Sandbox) -> None:
+        """Give a sandbox its cookie that an earlier service had no time, or no order, to give."""
+        try:
+            separate(sandbox.pid)
+        except OSError as problem:
+            self.log.warning("sandbox.not_separated", sandbox=sandbox.id, error=str(problem))
 
     def _close(self) -> None:
         self.pausing.close()

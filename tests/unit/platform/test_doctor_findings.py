@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sandfleet_node.cores import CoreScheduling, support
 from sandfleet_node.doctor import Check, ebpf, kernel, report, resources
 from sandfleet_node.doctor.btf import find_types
 from sandfleet_node.doctor.check import Host
@@ -120,6 +121,17 @@ def test_forbidden_user_namespaces_fail(host: Host) -> None:
     outcome = Outcome("", False, "No space left on device", "needs a user namespace")
     check = kernel.user_namespaces(with_outcome(host, outcome))
     assert (check.status, "user.max_user_namespaces" in check.mend) == ("fail", True)
+
+
+def test_hyperthreads_that_cannot_be_kept_apart_are_a_warning(host: Host) -> None:
+    if support() is not CoreScheduling.MISSING:
+        pytest.skip("doctor line `core-scheduling`: this kernel has core scheduling")
+    active = host.sys / "devices/system/cpu/smt/active"
+    active.parent.mkdir(parents=True)
+    active.write_text("1\n")
+    assert kernel.core_scheduling(host).status == "warn"
+    active.write_text("0\n")
+    assert kernel.core_scheduling(host).found.startswith("not needed")
 
 
 def test_psi_that_is_off_is_a_warning(host: Host) -> None:

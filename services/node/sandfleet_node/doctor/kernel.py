@@ -8,6 +8,8 @@ import re
 import resource
 from pathlib import Path
 
+from sandfleet_node.cores import CoreScheduling, support
+
 from .check import Check, Host
 
 KERNEL_NEEDED = (5, 19)
@@ -150,6 +152,18 @@ def psi(host: Host) -> Check:
     if host.text("proc/pressure/memory"):
         return Check("psi", "ok", "on", why)
     return Check("psi", "warn", "off", why, "boot with psi=1 on the kernel's command line")
+
+
+def core_scheduling(host: Host) -> Check:
+    """Ask whether hyperthreads can be kept to one sandbox at a time."""
+    why = "SANDFLEET_NODE_CORE_SCHEDULING: two sandboxes never run on one core at the same time"
+    found = support()
+    if found is CoreScheduling.WORKS:
+        return Check("core-scheduling", "ok", "works", why)
+    if found is CoreScheduling.NOT_NEEDED or host.text("sys/devices/system/cpu/smt/active") == "0":
+        return Check("core-scheduling", "ok", "not needed: cores have no second hyperthread", why)
+    mend = "boot a kernel built with CONFIG_SCHED_CORE, or switch hyperthreads off: nosmt"
+    return Check("core-scheduling", "warn", "the kernel has none", why, mend)
 
 
 def processes(host: Host) -> Check:

@@ -18,7 +18,7 @@ from .check import Check, Host, Status
 CHECKS: tuple[Callable[[Host], Check], ...] = (
     kernel.kernel, kernel.root, kernel.user_namespaces, kernel.cgroups,
     filesystems.erofs, filesystems.overlay, filesystems.disk_caps,
-    ebpf.ebpf, ebpf.btf, kernel.kvm, kernel.psi,
+    ebpf.ebpf, ebpf.btf, kernel.kvm, kernel.psi, kernel.core_scheduling,
     resources.memory, resources.swap, resources.disk,
     kernel.processes, kernel.open_files, kernel.inotify, resources.clock,
     software.nats_server, software.redis_server,
