@@ -180,8 +180,6 @@ async def soak(state: Path, seconds: float, rate: float, every: float, console: 
     """Run it, and return what happened."""
     tally = Tally()
     async with AsyncClient.connect() as client:
-        async with await client.create() as first:
-            await first.run(["true"])
         disturbing = asyncio.create_task(disturb(state, tally, every, console))
         try:
             await arrive(client, tally, seconds, rate)
@@ -189,6 +187,13 @@ async def soak(state: Path, seconds: float, rate: float, every: float, console: 
             disturbing.cancel()
             await asyncio.gather(disturbing, return_exceptions=True)
     return tally
+
+
+async def warm_up() -> None:
+    """Live once, so that what stays for good (a layer's mount, indexes) is there before."""
+    async with AsyncClient.connect() as client, await client.create() as first:
+        await first.pause()
+        await first.run(["true"])
 
 
 def settled(state: Path, before: ledger.Ledger) -> ledger.Ledger:
@@ -220,6 +225,7 @@ def main() -> int:
     state = local.state_dir()
     local.up(state, progress=lambda line: None)
     try:
+        asyncio.run(warm_up())
         time.sleep(5)  # pools fill up
         before = ledger.read(state)
         tally = asyncio.run(soak(state, options.seconds, options.rate, options.kill_every, console))
