@@ -36,6 +36,7 @@ from .usage import FleetUsage, ask_fleet
 
 CREATE_SECONDS = 60.0
 PAGE_SANDBOXES = 1000
+DRAIN_SECONDS = 5.0
 
 
 class AsyncClient:
@@ -367,6 +368,15 @@ class AsyncClient:
     async def nodes(self) -> list[m.NodeBeat]:
         """Return the latest heartbeat of each node that is alive."""
         return (await call(self._connection.transport, s.NODE_LIST, m.NodeList())).nodes
+
+    async def drain(self, node: str, *, undo: bool = False) -> None:
+        """Let a node take no new sandboxes, or take them again; over NATS, as its administrator.
+
+        Raises:
+            Denied: this user may not.
+        """
+        body = m.NodeDrain(node=node, draining=not undo)
+        await call(self._connection.transport, s.NODE_DRAIN, body, within=DRAIN_SECONDS)
 
     async def usage(
         self, *, node: str | None = None, order: m.UsageOrder = "cpu", limit: int = 100

@@ -99,6 +99,8 @@ class NodeDrain(Request):
     """Take no new sandboxes (or take them again)."""
 
     draining: bool = True
+    node: str = ""
+    """Which; the subject says it, too."""
 
 
 class NodeList(Request):

@@ -304,6 +304,14 @@ class Client(Facade[AsyncClient]):
         """Return the latest heartbeat of each node that is alive."""
         return PORTAL.run(self._inner.nodes())
 
+    def drain(self, node: str, *, undo: bool = False) -> None:
+        """Let a node take no new sandboxes, or take them again; over NATS, as its administrator.
+
+        Raises:
+            Denied: this user may not.
+        """
+        PORTAL.run(self._inner.drain(node, undo=undo))
+
     def usage(
         self, *, node: str | None = None, order: m.UsageOrder = "cpu", limit: int = 100
     ) -> FleetUsage:

@@ -6,6 +6,7 @@ import time
 
 import click
 
+from sandfleet import local
 from sandfleet.client import AsyncClient
 from sandfleet_common.messages import NodeBeat, Pressure, Severity
 
@@ -68,6 +69,28 @@ async def alerts(
         )
     session.out().print(made)
     return None
+
+
+@click.command(cls=session.Taught)
+@click.argument("node")
+@click.option("--undo", is_flag=True, help="Let it take sandboxes again.")
+def drain(*, node: str, undo: bool) -> None:
+    """Let a node take no new sandboxes; those it has live on.
+
+    Only NATS's user "admin" may do it: give its address with --nats, or use the
+    platform on this machine, whose state directory holds the password.
+
+    sandfleet drain node-7
+    sandfleet drain node-7 --undo
+    """
+    given = session.current()
+
+    async def ask() -> None:
+        address = given.nats or local.administration(given.state)
+        async with AsyncClient.connect(nats=address, name="cli") as client:
+            await client.drain(node, undo=undo)
+
+    session.run(ask())
 
 
 def _cells(node: NodeBeat) -> list[str]:

@@ -79,6 +79,11 @@ class Session:
         )
 
 
+def current() -> Session:
+    """Return the options that stand before the command that runs."""
+    return cast(Session, click.get_current_context().find_object(Session))
+
+
 def out() -> Console:
     """Return where results go."""
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
@@ -134,7 +139,7 @@ def command(
         body: Callable[Concatenate[AsyncClient, P], Awaitable[int | None]],
     ) -> Callable[P, None]:
         def start(*args: P.args, **kwargs: P.kwargs) -> None:
-            session = cast(Session, click.get_current_context().find_object(Session))
+            session = current()
 
             async def connected() -> int | None:
                 async with session.client() as client:

@@ -11,13 +11,13 @@ supervisor: `status` says what has died, and `up` starts it again.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .endpoints import Endpoints, find, state_dir
+from .endpoints import Endpoints, administration, find, state_dir
 
 if TYPE_CHECKING:
     from .platform import down, up
     from .state import PartStatus, status
 
-__all__ = ["Endpoints", "PartStatus", "down", "find", "state_dir", "status", "up"]
+__all__ = ["Endpoints", "PartStatus", "administration", "down", "find", "state_dir", "status", "up"]
 
 _LATER = {"down": ".platform", "up": ".platform", "PartStatus": ".state", "status": ".state"}
 """What needs NATS, and so is imported only when it is used."""
