@@ -27,7 +27,10 @@ class PlainSchemas(GenerateJsonSchema):
 
 
 def dump(value: Any) -> str:
-    """Return `value`, of dicts, lists, strings, numbers, booleans and None, as YAML."""
+    """Return `value`, of dicts, lists, strings, numbers, booleans and None, as YAML.
+
+    Keys are short: YAML reads no simple key that is written with more than 1,024 characters.
+    """
     return "\n".join(_lines(value, "")) + "\n"
 
 

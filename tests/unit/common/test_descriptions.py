@@ -17,12 +17,13 @@ _WORDS = st.sampled_from(
 _TEXT = st.one_of(
     st.text(st.characters(min_codepoint=1, max_codepoint=0xFFFD, exclude_categories=["Cs"])), _WORDS
 )
+_KEYS = _TEXT.filter(lambda text: len(text) < 80)
 _SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), _TEXT
 )
 _DATA = st.recursive(
     _SCALARS,
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(_TEXT, inner, max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(_KEYS, inner, max_size=4)),
     max_leaves=20,
 )
 
