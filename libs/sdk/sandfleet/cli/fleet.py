@@ -28,10 +28,13 @@ async def nodes(client: AsyncClient, *, as_json: bool) -> None:
     found = await client.nodes()
     if as_json:
         return session.show_json(found)
-    made = session.table("NODE", "STATE", "SANDBOXES", "CPU", "MEMORY", "LOAD", "DISK FREE", "NOTE")
+    made = session.table(
+        "NODE", "STATE", "SANDBOXES", "CPU", "MEMORY", "LOAD", "DISK FREE", "NOTE",
+        spare=("CPU", "LOAD"),
+    )  # fmt: skip
     for node in found:
         session.row(made, *_cells(node))
-    session.out().print(made)
+    session.show_table(made)
     return None
 
 
@@ -67,7 +70,7 @@ async def alerts(
             f"{alert.score:g}",
             alert.message,
         )
-    session.out().print(made)
+    session.show_table(made)
     return None
 
 

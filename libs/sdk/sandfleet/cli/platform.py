@@ -85,7 +85,7 @@ def status(*, as_json: bool) -> None:
         for part in parts:
             pid, port = str(part.pid or ""), str(part.port or "")
             session.row(made, part.name, part.condition, pid, port, str(part.log))
-        session.out().print(made)
+        session.show_table(made)
     sys.exit(0 if parts and all(part.condition == "ready" for part in parts) else 1)
 
 

@@ -53,10 +53,13 @@ async def ps(
         for info in infos:
             click.echo(info.sandbox_id)
         return None
-    made = session.table("SANDBOX", "ENVIRONMENT", "STATE", "AGE", "ENDS IN", "NODE", "JOB", "WHY")
+    made = session.table(
+        "SANDBOX", "ENVIRONMENT", "STATE", "AGE", "ENDS IN", "NODE", "JOB", "WHY",
+        spare=("NODE", "ENVIRONMENT"),
+    )  # fmt: skip
     for info in infos:
         session.row(made, *_cells(info, time.time(), full=full))
-    session.out().print(made)
+    session.show_table(made)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from sandfleet.client import AsyncClient
 from sandfleet.sandbox import AsyncSandbox
@@ -29,7 +28,8 @@ from sandfleet_common.errors import (
 from sandfleet_common.ids import node_of
 from sandfleet_common.messages import Message
 
-from . import text
+from . import terminal, text
+from .listing import Listing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,11 +82,6 @@ class Session:
 def current() -> Session:
     """Return the options that stand before the command that runs."""
     return cast(Session, click.get_current_context().find_object(Session))
-
-
-def out() -> Console:
-    """Return where results go."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def tell(line: str) -> None:
@@ -191,14 +186,18 @@ def show_data(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 
-def table(*columns: str) -> Table:
-    """Return an empty table."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        made.add_column(column, no_wrap=True)
-    return made
+def table(*columns: str, spare: Sequence[str] = ()) -> Listing:
+    """Return an empty table; a narrow terminal does without the columns in `spare`."""
+    return Listing(columns, spare)
 
 
-def row(made: Table, *cells: str) -> None:
-    """Add a row of cells that cannot steer the terminal or be taken for markup."""
-    made.add_row(*[text.safe_line(cell).replace("[", "\\[") for cell in cells])
+def row(made: Listing, *cells: str) -> None:
+    """Add a row of cells that cannot steer the terminal."""
+    made.rows.append([text.safe_line(cell) for cell in cells])
+
+
+def show_table(made: Listing) -> None:
+    """Print a table: on a terminal so that it fits, else whole."""
+    width = shutil.get_terminal_size().columns if terminal.is_terminal(1) else None
+    title, *lines = made.lines(width)
+    click.echo("\n".join([click.style(title, bold=True), *lines]))
