@@ -51,7 +51,7 @@ class Upstream:
 
         Raises:
             SandboxGone, NodeLost: nobody answers because the sandbox is no more; says why.
-            NotFound: nobody answers because no node has the environment; names those there are.
+            NotFound: nobody answers because no node has the environment, or that name.
             Unreachable: nobody answers, and the sandbox is on record as alive.
             SandfleetError: what the one asked says.
         """
@@ -62,6 +62,8 @@ class Upstream:
         except Unreachable as problem:
             if isinstance(body, m.FunctionCall):
                 raise await self._without_nodes(body) from None
+            if isinstance(body, m.NodeUsageGet):
+                raise await self._without_node(body.node, problem) from None
             if "node" not in subject.holes():
                 raise
             return await self._explain(subject, cast(Any, body).sandbox_id, problem)
@@ -81,6 +83,16 @@ class Upstream:
             f"no node that has the environment {call.environment[:80]!r} answers now; ask again",
             environment=call.environment,
         )
+
+    async def _without_node(self, node: str, problem: Unreachable) -> SandfleetError:
+        """Return why a node that was named does not answer."""
+        try:
+            page = await self.transport.call(s.NODE_LIST, m.NodeList(), within=RECORD_SECONDS)
+        except SandfleetError:
+            return problem  # nobody knows better
+        if node not in {beat.node for beat in page.nodes}:
+            return NotFound(f"no node {node!r} is alive", node=node)
+        return Unreachable(f"node {node} does not answer now; ask again", node=node)
 
     async def _explain(
         self, subject: Subject[Any, ReplyT], sandbox_id: str, problem: Unreachable

@@ -18,9 +18,10 @@ from running_gateway import (
     running_gateway,
 )
 from scripted_commands import ScriptedNode
-from servers import Servers
+from servers import Connect, Servers
 
 from sandfleet_common import messages as m
+from sandfleet_common import subjects as s
 from sandfleet_common.ids import new_sandbox_id
 from sandfleet_common.logs import Logger
 from sandfleet_common.states import Origin, State
@@ -178,6 +179,22 @@ async def test_a_node_that_is_away_for_a_moment_may_be_asked_again(
     response = await http.get(f"/v1/sandboxes/{info.sandbox_id}/processes")
     assert "ask again" in failure(response, 503, "unreachable")
     assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_the_usage_of_a_node_nobody_knows_is_not_found(
+    http: httpx.AsyncClient, gateway: Running, connect: Connect
+) -> None:
+    response = await http.get("/v1/nodes/n7/usage")
+    failure(response, 503, "unreachable")
+
+    async def nodes(body: m.NodeList) -> m.NodePage:
+        return m.NodePage(nodes=[])
+
+    bus = await connect("scheduler")
+    await bus.serve(s.NODE_LIST, nodes)
+    await bus.flush()
+    response = await http.get("/v1/nodes/n7/usage")
+    assert failure(response, 404, "not_found") == "no node 'n7' is alive"
 
 
 async def test_a_sandbox_nobody_knows_is_not_found(http: httpx.AsyncClient) -> None:
