@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -123,7 +124,8 @@ class NatsLink:
             async with asyncio.timeout(FINISH_SECONDS + 1):
                 await self.client.drain()
         except (NatsError, TimeoutError, OSError):
-            await self.client.close()
+            with contextlib.suppress(OSError):  # what it would still send has nowhere to go
+                await self.client.close()
 
     async def _connect(self) -> Exception | None:
         try:
