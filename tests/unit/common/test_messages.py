@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from sandfleet_common import messages
 from sandfleet_common.errors import BadRequest
-from sandfleet_common.messages import ExecStart, JobSubmit, Message, SandboxSpec
+from sandfleet_common.messages import (
+    ExecStart,
+    FunctionCall,
+    JobSubmit,
+    Message,
+    SandboxesAct,
+    SandboxSpec,
+)
 from sandfleet_common.subjects import TABLE
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -101,6 +108,15 @@ def test_values_a_user_gave_are_refused_in_one_sentence() -> None:
         SandboxSpec.of(environment="")
     with pytest.raises(BadRequest, match="NUL"):
         SandboxSpec.of(environment="a\0b")
+
+
+def test_what_does_not_fit_is_named_as_a_reader_would() -> None:
+    with pytest.raises(BadRequest) as caught:
+        FunctionCall.of(environment="e", code="", files={"../x": b""})
+    assert caught.value.message.startswith("files['../x']: must be a path")
+    with pytest.raises(BadRequest) as caught:
+        SandboxesAct.of(action="pause")
+    assert caught.value.message.startswith("say which sandboxes")
 
 
 def _value(schema: dict[str, Any], defs: dict[str, Any], name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -80,7 +81,17 @@ class Failure(Message):
 def bad_request(problem: ValidationError) -> BadRequest:
     """Turn pydantic's report into one sentence that names the first field and the reason."""
     first = problem.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "message"
+    where = _where(first["loc"])
     reason = first["msg"].removeprefix("Value error, ")
     more = f" (and {problem.error_count() - 1} more)" if problem.error_count() > 1 else ""
-    return BadRequest(f"{where}: {reason[0].lower()}{reason[1:]}{more}", field=where)
+    sentence = f"{reason[0].lower()}{reason[1:]}{more}"
+    if where == "message" and first["type"] == "value_error":  # our own words, of the whole
+        return BadRequest(sentence, field=where)
+    return BadRequest(f"{where}: {sentence}", field=where)
+
+
+def _where(path: Sequence[str | int]) -> str:
+    """Return where in a message: `limits.wall_seconds`, `fetch.0`, `files['../x']`."""
+    parts = [str(part) for part in path if part != "[key]"]
+    dotted = [f".{p}" if p.isidentifier() or p.isdigit() else f"[{p[:80]!r}]" for p in parts]
+    return "".join(dotted).removeprefix(".") or "message"
