@@ -21,6 +21,7 @@ from sandfleet_common.errors import (
     NotFound,
     Refused,
     SandfleetError,
+    TimedOut,
     Unavailable,
     Unreachable,
 )
@@ -76,6 +77,8 @@ class Call:
         Raises:
             BadRequest: a value does not fit; says which and why.
         """
+        if isinstance(self.fetch, str):
+            raise BadRequest("fetch is a list of names, not one name", field="fetch")
         files = {name: _bytes(content) for name, content in (self.files or {}).items()}
         return m.FunctionCall.of(
             environment=self.environment,
@@ -161,11 +164,16 @@ async def ask(
     ends = gives_up if patience is None else loop.time() + patience
     attempt = 0
     while True:
+        within = held_seconds(call) + MARGIN_SECONDS
         try:
-            within = held_seconds(call) + MARGIN_SECONDS
             return await transport.call(s.FUNCTION_CALL, call, within=within)
         except Unavailable as problem:
             is_full = isinstance(problem, NoCapacity)  # another node may have room
+            if isinstance(problem, TimedOut):
+                raise TimedOut(
+                    f"the call was not answered within {within:g} s, so its node may have died; "
+                    "it may have run, and may be made again",
+                ) from problem
             if not is_full and not may_repeat(s.FUNCTION_CALL, problem):
                 raise
             attempt += 1

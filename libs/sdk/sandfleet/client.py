@@ -331,6 +331,7 @@ class AsyncClient:
 
     def function(
         self,
+        misplaced: None = None,
         *,
         environment: str = "debian",
         timeout_s: float | None = None,
@@ -351,7 +352,12 @@ class AsyncClient:
         Its source is sent, so it may not be a closure, and names from outside its body
         are imported there or stand in `with_source` (functions, classes, text). Its
         arguments and what it returns are JSON values.
+
+        Raises:
+            BadRequest: a value does not fit, or the parentheses are missing.
         """
+        if misplaced is not None:  # the function itself, of a decorator without parentheses
+            raise BadRequest("write @client.function() with its parentheses, and options by name")
         template = Call(
             "",
             env=env,

@@ -130,7 +130,8 @@ class AsyncFunction(Generic[P, R]):
     def _message(self, arguments: list[Any], keywords: dict[str, Any]) -> m.FunctionCall:
         for number, value in enumerate(arguments):
             check_json(f"argument {number + 1} of {self.name}", value)
-        check_json(f"the keywords of {self.name}", keywords)
+        for name, value in keywords.items():
+            check_json(f"argument {name!r} of {self.name}", value)
         fields = {name: getattr(self._template, name) for name in _KEPT}
         return m.FunctionCall.of(**fields, arguments=arguments, keywords=keywords)
 

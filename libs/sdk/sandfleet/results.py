@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,6 +215,10 @@ class CallFailed(SandfleetError):
         return (CallFailed, (self.result,))
 
 
+_RAISED = re.compile(r"[\w.]+(: |\n|$)")
+"""An exception, and not what the platform has to say of what was returned."""
+
+
 def _call_sentence(result: CallResult) -> str:
     how = {
         "timeout": "ran into its time limit",
@@ -221,7 +226,8 @@ def _call_sentence(result: CallResult) -> str:
         "compile_error": "did not compile",
     }.get(result.status)
     if result.exception is not None and how is None:
-        return f"the call raised {result.exception[:300]}"
+        said = result.exception[:300]
+        return f"the call {'raised ' if _RAISED.match(said) else 'failed: '}{said}"
     if how is None and result.signal is not None:
         how = f"was ended by signal {result.signal}"
     return f"the call {how or f'exited with {result.exit_code}'}"

@@ -47,6 +47,7 @@ def test_what_is_said_twice_counts_as_said_last() -> None:
         (Call("x" * (CALL_BYTES + 1)), "put larger files into a sandbox"),
         (Call("x", files={"../a": ""}), "path below"),
         (Call("x", fetch=["/etc/passwd"]), "path below"),
+        (Call("x", fetch="out.txt"), "a list of names"),
         (Call("x", env={"A=B": ""}), "environment variable"),
         (Call("x", queue_s=-1), "queue_seconds"),
     ],
@@ -107,6 +108,14 @@ def test_a_failed_call_shows_the_last_lines_of_its_traceback() -> None:
     assert raised.value.traceback.startswith("line 0\n")
     again = pickle.loads(pickle.dumps(raised.value))
     assert (again.result, str(again)) == (result, text)
+
+
+def test_a_value_that_is_not_json_was_not_raised() -> None:
+    result = CallResult(status="error", exception="what it returned is not JSON: a set")
+    with pytest.raises(CallFailed, match=r"^the call failed: what it returned is not JSON"):
+        result.check()
+    with pytest.raises(CallFailed, match=r"^the call raised KeyError$"):
+        CallResult(status="error", exception="KeyError").check()
 
 
 def test_a_call_whose_sandbox_ended_is_interrupted_and_not_failed() -> None:

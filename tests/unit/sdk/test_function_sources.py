@@ -208,3 +208,9 @@ def test_a_bad_limit_is_refused_where_the_function_is_made() -> None:
     client = AsyncClient.connect(nats="nats://127.0.0.1:1")
     with pytest.raises(BadRequest, match="wall_seconds"):
         client.function(timeout_s=0)(plain)
+
+
+def test_a_decorator_without_its_parentheses_says_so() -> None:
+    client = AsyncClient.connect(nats="nats://any:one@127.0.0.1:1")
+    with pytest.raises(BadRequest, match="parentheses"):
+        client.function(int)  # pyright: ignore[reportArgumentType]

@@ -267,6 +267,7 @@ class Client(Facade[AsyncClient]):
 
     def function(
         self,
+        misplaced: None = None,
         *,
         environment: str = "debian",
         timeout_s: float | None = None,
@@ -287,9 +288,13 @@ class Client(Facade[AsyncClient]):
         Its source is sent, so it may not be a closure, and names from outside its body
         are imported there or stand in `with_source` (functions, classes, text). Its
         arguments and what it returns are JSON values.
+
+        Raises:
+            BadRequest: a value does not fit, or the parentheses are missing.
         """
         return FunctionMaker.wrap(
             self._inner.function(
+                misplaced,
                 environment=environment,
                 timeout_s=timeout_s,
                 memory=memory,
