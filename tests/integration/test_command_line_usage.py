@@ -75,6 +75,21 @@ async def test_what_cannot_be_paused_is_told_and_the_rest_is(peer: Peer, cli: Cl
 async def test_nothing_that_matches_is_an_error(cli: Cli) -> None:
     done = await cli("pause", "--job", "job-none")
     assert (done.status, done.out) == (1, b"paused 0 sandboxes\n")
+    assert done.err == "sandfleet: there is no live sandbox of job job-none\n"
+
+
+async def test_options_that_would_do_nothing_are_refused(peer: Peer, cli: Cli) -> None:
+    done = await cli("pause", "--label", "run=7", "--wait", "3s")
+    assert (done.status, "--wait is for" in done.err) == (2, True)
+    done = await cli("create", "--idle-action", "pause")
+    assert (done.status, "needs --idle" in done.err) == (2, True)
+    assert not peer.sandboxes
+
+
+async def test_a_table_in_a_pipe_is_whole(peer: Peer, cli: Cli) -> None:
+    info = peer.new_sandbox(RUN_7)
+    narrow = Cli(cli.environment | {"COLUMNS": "40"})
+    assert info.sandbox_id in (await narrow("ps", "--full")).out.decode()
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "stop"])

@@ -315,11 +315,16 @@ async def test_a_limit_is_told_and_ends_like_a_kill(servers: Servers, peer: Call
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("nowhere.py",), 125, "there is no file 'nowhere.py'"),
+        (("nowhere.py",), 2, "there is no file 'nowhere.py'"),
         (("1", "-e", "none"), 125, "there are: debian"),
-        (("1", "--timeout", "0"), 125, "wall_seconds"),
-        (("1", "--file", "nowhere"), 125, "No such file"),
-        (("1", "--fetch", "../up"), 125, "path below"),
+        (("1", "--timeout", "0"), 2, "sandfleet: --timeout: "),
+        (
+            ("1", "--memory", "1"),
+            2,
+            "sandfleet: --memory: input should be greater than or equal to 16",
+        ),
+        (("1", "--file", "nowhere"), 2, "No such file"),
+        (("1", "--fetch", "../up"), 2, "path below"),
         (("1", "-l", "cobol"), 2, "cobol"),
         ((), 2, "CODE"),
     ],

@@ -44,6 +44,11 @@ def test_an_id_is_whole_however_narrow_the_terminal_is() -> None:
     assert JOB in "\n".join(made().lines(20))
 
 
+def test_a_word_that_is_too_long_for_the_last_column_stays_whole() -> None:
+    table = Listing(("NAME", "LOG"), rows=[["nats", f"see {JOB}"]])
+    assert table.lines(26) == ["NAME  LOG", "nats  see", f"      {JOB}"]
+
+
 def test_wide_letters_take_two_places() -> None:
     table = Listing(("NAME", "STATE"), rows=[["砂箱", "up"], ["four", "up"]])
     assert table.lines(None) == ["NAME  STATE", "砂箱  up", "four  up"]

@@ -42,6 +42,11 @@ class Chosen:
         if bool(self.sandboxes) == (self.job is not None or bool(self.labels)):
             raise click.UsageError("name sandboxes, or give --job or --label")
 
+    def __str__(self) -> str:
+        job = "" if self.job is None else f" of job {self.job}"
+        labels = ", ".join(f"{name}={value}" for name, value in self.labels)
+        return f"there is no live sandbox{job}{f' with {labels}' if labels else ''}"
+
 
 def choice(function: options.F) -> options.F:
     """Add what says which sandboxes: names, --job, --label."""
@@ -90,11 +95,13 @@ async def pause(
     """
     chosen = Chosen(sandboxes, job, label)
     chosen.check()
+    if wait and not sandboxes:
+        raise session.WrongUsage("--wait is for sandboxes that are named, not for --job or --label")
     if not sandboxes:
         acted = await client.pause(job_id=job, labels=dict(label))
     else:
         acted = await each(client, sandboxes, lambda sandbox: sandbox.pause(wait=wait))
-    return report("paused", acted, as_json=as_json)
+    return report("paused", acted, chosen, as_json=as_json)
 
 
 @click.command(cls=session.Taught)
@@ -121,7 +128,7 @@ async def resume(
         acted = await client.resume(job_id=job, labels=dict(label))
     else:
         acted = await each(client, sandboxes, lambda sandbox: sandbox.resume())
-    return report("resumed", acted, as_json=as_json)
+    return report("resumed", acted, chosen, as_json=as_json)
 
 
 async def each(
@@ -158,7 +165,7 @@ async def each(
     return SandboxesActed(matched=matched, done=matched - len(failures), failures=failures)
 
 
-def report(done: str, acted: SandboxesActed, *, as_json: bool = False) -> int:
+def report(done: str, acted: SandboxesActed, chosen: Chosen, *, as_json: bool = False) -> int:
     """Say what came of it; return 1 if anything failed or nothing was there, else 0."""
     missed = acted.matched - acted.done
     if as_json:
@@ -170,6 +177,8 @@ def report(done: str, acted: SandboxesActed, *, as_json: bool = False) -> int:
         for outcome in acted.failures[:FAILURES_SHOWN]:
             why = "no reason is known" if outcome.failure is None else outcome.failure.message
             session.tell(f"sandfleet: {text.safe_line(outcome.sandbox_id)}: {text.safe_line(why)}")
+        if not acted.matched:
+            session.tell(f"sandfleet: {text.safe_line(str(chosen))}")
         if missed > FAILURES_SHOWN:
             session.tell(f"sandfleet: {missed - FAILURES_SHOWN} more failed")
     return 1 if missed or not acted.matched else 0

@@ -13,7 +13,6 @@ from click.shell_completion import CompletionItem
 
 from sandfleet.client import AsyncClient
 from sandfleet.results import CallResult
-from sandfleet_common.errors import BadRequest
 from sandfleet_common.messages import CALL_BYTES, CallLimits, Language
 
 from . import options, session, terminal, text
@@ -29,6 +28,15 @@ SUFFIXES: dict[str, Language] = {
     ".mjs": "javascript",
 }
 LANGUAGES = cast(tuple[Language, ...], get_args(Language))
+_NAMES = {
+    "wall_seconds": "--timeout",
+    "memory_bytes": "--memory",
+    "queue_seconds": "--queue",
+    "environment": "--environment",
+    "env": "--env",
+    "files": "--file",
+    "fetch": "--fetch",
+}
 KILLED = session.EXIT_SIGNAL + signal.SIGKILL
 
 
@@ -114,7 +122,7 @@ async def call(
 
       sandfleet call 'print(6 * 7)'
       sandfleet call solution.py < input.txt
-      sandfleet call -l bash 'seq 3 | paste -sd+ | bc'
+      sandfleet call -l bash 'seq 3 | paste -sd+'
       sandfleet call main.c --timeout 2 --memory 64m
       sandfleet call plot.py --file data.csv --fetch plot.png
       sandfleet call - -l cpp --json < main.cpp
@@ -125,17 +133,18 @@ async def call(
     else:
         program, found = _program_of(code)
     wanted = [_pair(item) for item in fetch]
-    result = await client.call(
-        program,
-        language=language or found,
-        stdin=given,
-        files=await asyncio.to_thread(_read_files, files),
-        fetch=[name for name, _ in wanted],
-        env=dict(env),
-        limits=CallLimits.of(wall_seconds=limit_s, memory_bytes=memory),
-        environment=environment,
-        queue_s=queue,
-    )
+    with options.named(_NAMES):
+        result = await client.call(
+            program,
+            language=language or found,
+            stdin=given,
+            files=await asyncio.to_thread(_read_files, files),
+            fetch=[name for name, _ in wanted],
+            env=dict(env),
+            limits=CallLimits.of(wall_seconds=limit_s, memory_bytes=memory),
+            environment=environment,
+            queue_s=queue,
+        )
     for name, local in wanted:
         if name in result.files:
             await asyncio.to_thread(_write_file, local or name, result.files[name])
@@ -205,7 +214,9 @@ async def _read_input() -> bytes:
     async for data in terminal.read_input():
         held += data
         if len(held) > CALL_BYTES:
-            raise BadRequest(f"the input has more than {CALL_BYTES} bytes: use `sandfleet run`")
+            raise session.WrongUsage(
+                f"the input has more than {CALL_BYTES} bytes: use `sandfleet run`"
+            )
     return bytes(held)
 
 
@@ -220,7 +231,7 @@ def _program_of(word: str) -> tuple[str, Language]:
     if is_file:
         return _decoded(_read(path), word), language or "python"
     if language is not None and len(word.split()) == 1 and "(" not in word:
-        raise BadRequest(f"there is no file {text.safe_line(word)!r}")
+        raise session.WrongUsage(f"there is no file {text.safe_line(word)!r}")
     return word, "python"
 
 
@@ -241,7 +252,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as problem:
-        raise BadRequest(f"{path}: {problem.strerror}") from None
+        raise session.WrongUsage(f"{path}: {problem.strerror}") from None
 
 
 def _write_file(local: str, content: bytes) -> None:
@@ -250,11 +261,11 @@ def _write_file(local: str, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as problem:
-        raise BadRequest(f"{path}: {problem.strerror}") from None
+        raise session.WrongUsage(f"{path}: {problem.strerror}") from None
 
 
 def _decoded(content: bytes, what: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"{text.safe_line(what)} is not UTF-8 text") from None
+        raise session.WrongUsage(f"{text.safe_line(what)} is not UTF-8 text") from None

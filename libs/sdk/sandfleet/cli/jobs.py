@@ -25,6 +25,8 @@ from sandfleet_common.messages import JobInfo
 
 from . import options, session, text
 
+_NAMES = {"count": "--count", "deadline_seconds": "--deadline", "job_id": "--id"}
+
 
 @click.group(cls=session.TaughtGroup)
 def job() -> None:
@@ -38,7 +40,13 @@ def job() -> None:
 
 @job.command(cls=session.Taught)
 @click.option("-n", "--count", type=int, required=True, help="How many sandboxes.")
-@click.option("--deadline", type=options.DURATION, default="2m", help="Give up on those not ready.")
+@click.option(
+    "--deadline",
+    type=options.DURATION,
+    default="2m",
+    show_default=True,
+    help="Give up on those not ready.",
+)
 @click.option("--id", "job_id", help="Name it yourself; the same name again changes nothing.")
 @click.option("--wait", is_flag=True, help="Wait until all are ready or have failed.")
 @options.spec_options
@@ -57,9 +65,13 @@ async def submit(
     """Submit a job, and print its id. Its sandboxes live until they are ended.
 
     With --wait the exit status is 1 if any of them could not be had.
+
+      job=$(sandfleet job submit -n 100 --memory 1g --label run=7 --wait)
+      sandfleet job submit -n 8 --id job-eval-7 --idle 5m --idle-action pause
     """
     spec = options.spec_of(values)
-    made = client.job(spec, count, deadline_seconds=deadline, job_id=job_id, keep=True)
+    with options.named(_NAMES):
+        made = client.job(spec, count, deadline_seconds=deadline, job_id=job_id, keep=True)
     async with made:
         if wait:
             await _wait(made)
@@ -77,7 +89,11 @@ async def submit(
 @options.json_option
 @session.command()
 async def get(client: AsyncClient, *, job_id: str, as_json: bool) -> None:
-    """Say where a job is."""
+    """Say where a job is.
+
+    sandfleet job get job-01k...
+    sandfleet job get --json job-01k... | jq .ready
+    """
     _show(await AsyncJob.info(await client.get_job(job_id)), as_json=as_json)
 
 
@@ -86,7 +102,10 @@ async def get(client: AsyncClient, *, job_id: str, as_json: bool) -> None:
 @options.json_option
 @session.command()
 async def cancel(client: AsyncClient, *, job_id: str, as_json: bool) -> None:
-    """Stop placing a job, and end its sandboxes."""
+    """Stop placing a job, and end its sandboxes.
+
+    sandfleet job cancel job-01k...
+    """
     _show(await (await client.get_job(job_id)).cancel(), as_json=as_json)
 
 

@@ -64,6 +64,11 @@ def _written(row: Sequence[str], widths: Sequence[int], width: int | None) -> li
         for cell, full in zip(cells, widths, strict=False)
     )
     room = 0 if width is None else width - cell_len(start)
-    pieces = textwrap.wrap(last, room) if LEAST <= room < cell_len(last) else [last]
+    pieces = _broken(last, room) if LEAST <= room < cell_len(last) else [last]
     blank = " " * cell_len(start)
     return [((blank if number else start) + piece).rstrip() for number, piece in enumerate(pieces)]
+
+
+def _broken(text: str, room: int) -> list[str]:
+    """Return text in lines of `room` letters; a word that is longer stays whole."""
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)

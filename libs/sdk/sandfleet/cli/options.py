@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from sandfleet.client import AsyncClient
-from sandfleet_common.errors import SandfleetError
+from sandfleet_common.errors import BadRequest, SandfleetError
 from sandfleet_common.messages import IdleAction, Qos, Resources, SandboxSpec
 
 from . import text
-from .session import Session
+from .session import Session, WrongUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -156,13 +158,13 @@ _SPEC_OPTIONS = (
     click.option(
         "--ttl", type=DURATION, default="1h", show_default=True, help="Lifetime; ends it."
     ),
-    click.option("--idle", type=DURATION, help="Ends it when unused for so long."),
+    click.option("--idle", type=DURATION, help="Idle: unused for so long."),
     click.option(
         "--idle-action",
         type=click.Choice([action.value for action in IdleAction]),
         default=IdleAction.STOP.value,
         show_default=True,
-        help="When it was idle for so long: end it, or pause it until it is used again.",
+        help="When idle: end it, or pause it until it is used again.",
     ),
     click.option(
         "--paused-ttl",
@@ -182,12 +184,61 @@ _SPEC_OPTIONS = (
 )
 
 
+@contextmanager
+def named(names: Mapping[str, str]) -> Generator[None]:
+    """Say of a value that does not fit which option it came from, and with people's units.
+
+    `names` has the option of each field that one sets.
+
+    Raises:
+        WrongUsage: instead of BadRequest, when it names one of these fields.
+    """
+    try:
+        yield
+    except BadRequest as problem:
+        field = str(problem.fields.get("field", ""))
+        option = names.get(re.split(r"[.\[]", field)[0]) or names.get(field.rpartition(".")[2])
+        if option is None:
+            raise
+        reason = problem.message.removeprefix(f"{field}: ")
+        unit = _UNITS.get(field.rpartition("_")[2])
+        if unit is not None:
+            reason = _NUMBER.sub(lambda found: unit(float(found[0])), reason)
+        raise WrongUsage(f"{option}: {reason}") from None
+
+
+_UNITS = {"bytes": text.size, "seconds": text.duration}
+_NUMBER = re.compile(r"(?<= than )\d[\d.]*|(?<= equal to )\d[\d.]*")
+_SPEC_NAMES = {
+    "environment": "--environment",
+    "cpu": "--cpu",
+    "memory_bytes": "--memory",
+    "disk_bytes": "--disk",
+    "pids": "--pids",
+    "open_files": "--open-files",
+    "env": "--env",
+    "workdir": "--workdir",
+    "user": "--user",
+    "ttl_seconds": "--ttl",
+    "idle_seconds": "--idle",
+    "paused_ttl_seconds": "--paused-ttl",
+    "labels": "--label",
+}
+
+
 def spec_of(values: dict[str, Any]) -> SandboxSpec:
     """Take the options of `spec_options` out of a command's values, as a specification.
 
     Raises:
-        BadRequest: one does not fit.
+        WrongUsage: one does not fit.
     """
+    if values["idle_action"] != IdleAction.STOP.value and values["idle"] is None:
+        raise WrongUsage("--idle-action needs --idle, which says after how long")
+    with named(_SPEC_NAMES):
+        return _spec_of(values)
+
+
+def _spec_of(values: dict[str, Any]) -> SandboxSpec:
     return SandboxSpec.of(
         environment=values.pop("environment"),
         resources=Resources.of(

@@ -26,8 +26,8 @@ def order_options(function: options.F) -> options.F:
                 "--output-limit",
                 type=options.SIZE,
                 default=OUTPUT_LIMIT_BYTES,
-                show_default="16 MiB",
-                help="Output beyond it is dropped and counted.",
+                show_default=False,
+                help="Output beyond it is dropped and counted.  [default: 16m]",
             ),
         )
     ):

@@ -169,7 +169,8 @@ async def rm(
     if sum((bool(sandboxes), everything, job is not None or bool(label))) != 1:
         raise click.UsageError("name sandboxes, or give --all, or give --job or --label")
     if label:
-        return acting.report("ended", await client.stop(job_id=job, labels=dict(label)))
+        acted = await client.stop(job_id=job, labels=dict(label))
+        return acting.report("ended", acted, acting.Chosen((), job, label))
     if job is not None:
         info = await (await client.get_job(job)).cancel()
         click.echo(info.job_id)

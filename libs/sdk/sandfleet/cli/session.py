@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import click
 
@@ -47,6 +47,16 @@ HINTS: dict[type[SandfleetError], str] = {
     NoCapacity: "`sandfleet nodes` shows what each node has left",
     Denied: "check SANDFLEET_NATS or SANDFLEET_API_KEY",
 }
+
+
+class WrongUsage(click.ClickException):
+    """Wrong usage that one sentence explains: status 2."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Say it as every other error is said."""
+        click.echo(f"sandfleet: {text.safe_line(self.message)}", file=file, err=True)
 
 
 class Taught(click.Command):

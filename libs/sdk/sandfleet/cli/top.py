@@ -89,8 +89,8 @@ def _describe(used: SandboxUsage) -> None:
     "--interval",
     type=options.DURATION,
     default=INTERVAL_SECONDS,
-    show_default="2s",
-    help="Look again after so long.",
+    show_default=False,
+    help="Look again after so long.  [default: 2s]",
 )
 @options.json_option
 @session.command()
