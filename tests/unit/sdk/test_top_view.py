@@ -88,7 +88,7 @@ def test_everything_fits_into_80_columns() -> None:
     for word in ("1599.9", "9h59m", "999M", "1.0G", "10M", "3.9T", "999B", "65535", "23h59m"):
         assert word in text, word
     assert "3200 sandboxes: 3100 running, 100 paused, 1.23 cores, 3.0G on 1 node" in text
-    assert "1.5/0.0/100.0" in text
+    assert "1.5/0.0/100" in text
     assert "…" not in text
 
 
@@ -114,6 +114,12 @@ def test_scrolling_shows_what_is_further_down() -> None:
     lines = shown(FleetUsage(many), topview.View(offset=90), height=10)
     assert text.short_id(many[90].sandbox_id) in "\n".join(lines)
     assert text.short_id(many[89].sandbox_id) not in "\n".join(lines)
+
+
+def test_the_name_of_a_machine_of_ones_own_is_whole() -> None:
+    lines = shown(FleetUsage([], [node("local-17b8c0", count=1)], [beat("local-17b8c0")]))
+    assert lines[0].startswith("1 sandbox: 1 running")
+    assert any(line.startswith("local-17b8c0 ") for line in lines)
 
 
 def test_what_is_not_measured_is_a_dash() -> None:

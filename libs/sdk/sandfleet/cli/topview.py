@@ -113,7 +113,7 @@ def headline(fleet: FleetUsage, view: View) -> Text:
     count, paused = (sum(values) for values in _counts(fleet.nodes))
     nodes = len(fleet.nodes)
     line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(f"{count} sandboxes", style="bold")
+    line.append("1 sandbox" if count == 1 else f"{count} sandboxes", style="bold")
     line.append(f": {count - paused} running, {paused} paused, ")
     line.append(f"{sum(n.cpu_cores for n in fleet.nodes):.2f} cores, ")
     line.append(f"{text.brief_size(sum(n.memory_bytes for n in fleet.nodes))} on ")
@@ -133,15 +133,15 @@ def _counts(nodes: Sequence[NodeUsage]) -> tuple[list[int], list[int]]:
 
 
 _NODE_COLUMNS = (
-    ("NODE", 11), ("LIVE", 5), ("PAUSED", 6), ("CORES", 6), ("LOAD", 5), ("MEM", 5), ("FREE", 5),
-    ("SWAP", 5), ("DISK", 5), ("STALLED cpu/mem/io", 18),
+    ("NODE", 15), ("LIVE", 5), ("PAUSED", 6), ("CORES", 6), ("LOAD", 5), ("MEM", 5), ("FREE", 5),
+    ("SWAP", 5), ("DISK", 5), ("STALL% c/m/io", 14),
 )  # fmt: skip
 
 
 def nodes_table(fleet: FleetUsage) -> Table:
     """Return the sums of each node: what sandboxes use, what is left, how long work stood still.
 
-    DISK is what is free there; STALLED is in percent of the last ten seconds.
+    DISK is what is free there; STALL% is in percent of the last ten seconds.
     """
     made = _table()
     for title, width in _NODE_COLUMNS:
@@ -165,8 +165,15 @@ def _node_cells(beat: NodeBeat, node: NodeUsage | None) -> list[str]:
         text.brief_size(beat.memory_available_bytes),
         _NONE if node is None else text.brief_size(node.swap_bytes),
         text.brief_size(beat.disk_free_bytes),
-        "/".join(_NONE if share is None else f"{share:.1f}" for share in stalled),
+        "/".join(_percent(share) for share in stalled),
     ]
+
+
+def _percent(share: float | None) -> str:
+    """Return a share in at most four letters: `0.4`, `12`, `100`."""
+    if share is None:
+        return _NONE
+    return f"{share:.1f}" if share < 9.95 else f"{share:.0f}"
 
 
 def sandboxes_table(shown: Sequence[SandboxUsage], order: UsageOrder, width: int) -> Table:

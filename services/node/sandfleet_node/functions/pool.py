@@ -81,7 +81,8 @@ class Pool:
         try:
             warm = self.roster.ask(ticket)
         except QueueFull:
-            raise self._busy(f"{len(self.roster.waiting)} calls wait on this node") from None
+            waiting = len(self.roster.waiting)
+            raise self._busy(f"the node's queue of calls is full ({waiting} wait)") from None
         if warm is not None:
             return Claim(warm, 0.0, is_cold=False)
         self.grow()
