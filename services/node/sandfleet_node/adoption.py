@@ -95,7 +95,11 @@ class Adoption:
             # gets it made anew; an end on record here would turn that into a failure.
             await self._clear(sandbox_id, channel, HALF_STARTED)
             return
-        sandbox = self._restore(saved)
+        try:
+            sandbox = self._restore(saved)
+        except ValueError as problem:
+            await self._clear(sandbox_id, channel, f"its spec.json cannot be right: {problem}")
+            return
         if channel is None:
             sandbox.status = found.exits.get(sandbox_id)
             sandbox.gone.set_result(None)
@@ -112,8 +116,8 @@ class Adoption:
             sandbox.link = link
             await self._finish_stop(sandbox, saved.info)
             return
-        await self._pausing.adopt(sandbox)
         try:
+            await self._pausing.adopt(sandbox)
             if sandbox.state is State.PAUSED:
                 sandbox.adopt_frozen(link)
             else:
@@ -142,14 +146,14 @@ class Adoption:
         if sandbox.spec.ttl_seconds is not None:
             sandbox.expires_at = sandbox.ready_at + sandbox.spec.ttl_seconds
         self._sandboxes.move(sandbox, State.RUNNING)
-        sandbox.save()
+        self._sandboxes.keep(sandbox)
 
     def _restore(self, saved: Saved) -> Sandbox:
         info = saved.info
+        self._ranges.adopt(saved.uid)
         sandbox = self._workshop.make(info.sandbox_id, info.spec, saved.ground, saved.uid)
         sandbox.restore(info)
         self._disks.adopt(info.sandbox_id, info.spec.resources.disk_bytes)
-        self._ranges.adopt(saved.uid)
         self._sandboxes.add(sandbox)
         return sandbox
 

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from sandfleet_common.errors import (
+    Broken,
     NoCapacity,
     NotFound,
     SandboxFailed,
@@ -181,7 +182,15 @@ class Creation:
         sandbox.starting = self._tasks.start(
             self._start(sandbox, arrived_at, item.deadline_at), f"start {sandbox.id}"
         )
+        sandbox.starting.add_done_callback(partial(self._on_broken_start, sandbox))
         return sandbox
+
+    def _on_broken_start(self, sandbox: Sandbox, starting: asyncio.Task[None]) -> None:
+        """Release a sandbox whose start failed by a mistake of ours: it counts, and has ids."""
+        if not starting.cancelled() and (problem := starting.exception()) is not None:
+            sandbox.failure = Broken(f"the sandbox could not start: {problem}")
+            reason = sandbox.failure.message
+            self._ending.begin(sandbox, State.FAILED, reason, Origin.PLATFORM)
 
     async def _settled(self, sandboxes: list[Sandbox]) -> None:
         """Wait until what is about to be told is on disk, and, if that is quick, in Redis."""
@@ -191,7 +200,7 @@ class Creation:
             await asyncio.wait(saving)
 
     async def _outcome(self, sandbox: Sandbox) -> Outcome:
-        if sandbox.state is State.RUNNING and sandbox.ending is None:
+        if sandbox.state in (State.RUNNING, State.PAUSED) and sandbox.ending is None:
             return Outcome(sandbox_id=sandbox.id, status="ready", info=sandbox.info())
         if sandbox.ending is not None:
             await asyncio.shield(sandbox.ending)
@@ -303,10 +312,14 @@ class Creation:
 
 
 async def until_done(work: asyncio.Future[None]) -> None:
-    """Wait until work in a thread is over, also when cancelled meanwhile."""
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait({work})
+    """Wait until work in a thread is over, also when cancelled meanwhile, once or again."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as problem:
+            cancelled = problem
+    if cancelled is not None:
         work.exception()  # seen; whoever cancelled goes on from here
-        raise
+        raise cancelled
+    work.result()

@@ -75,19 +75,13 @@ class Ending:
                 starting.cancel()
             if state is State.STOPPED and sandbox.state in (State.RUNNING, State.PAUSED):
                 self._sandboxes.move(sandbox, State.STOPPING, reason=reason, origin=origin)
-                self._save_intent(sandbox)
+                # So that a service that comes after a kill gives the same reason.
+                self._sandboxes.keep(sandbox)
             sandbox.reason, sandbox.origin = reason, origin
             sandbox.ending = self._tasks.start(
                 self._end(sandbox, state, reason, origin), f"end {sandbox.id}"
             )
         return sandbox.ending
-
-    def _save_intent(self, sandbox: Sandbox) -> None:
-        """Write that it ends, and why, so that a service that comes after a kill says the same."""
-        try:
-            sandbox.save()
-        except OSError as problem:
-            self._log.warning("sandbox.unsaved", sandbox=sandbox.id, error=str(problem))
 
     async def end(
         self, sandbox: Sandbox, state: State, reason: str | None, origin: Origin | None
@@ -183,7 +177,11 @@ class Ending:
         else:
             self._log.error("sandbox.cgroup_left", sandbox=sandbox_id)
         await loop.run_in_executor(self._pool, self._disks.remove, sandbox_id)
-        self._places.discard(sandbox_id)
+        try:
+            self._places.discard(sandbox_id)
+        except OSError as problem:
+            # The next service finds it and clears it away.
+            self._log.warning("sandbox.not_discarded", sandbox=sandbox_id, error=str(problem))
         self._janitor.wake()
         launcher = self._keeper.launcher
         if launcher is not None:

@@ -175,7 +175,7 @@ class Files:
         upload = self._uploads.pop(key, None)
         if upload is not None and sandbox.link is not None:
             sandbox.link.unexpect(upload.id)
-            sandbox.link.send(FrameType.WRITE_END, upload.id, flags=FrameFlag.ABORT)
+            sandbox.link.tell(FrameType.WRITE_END, upload.id, flags=FrameFlag.ABORT)
 
     def forget(self, sandbox: Sandbox) -> None:
         """Drop what was under way in a sandbox that ends."""

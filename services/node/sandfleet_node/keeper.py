@@ -43,6 +43,8 @@ class Keeper:
         self._layers: dict[str, asyncio.Task[None]] = {}
         self.on_open: list[Callable[[int], Awaitable[None]]] = []
         """Awaited with the pid of each launcher, before sandboxes are created in it."""
+        self.is_opening = False
+        """A launcher is being connected to; whoever does that notices if it dies meanwhile."""
 
     @property
     def launcher(self) -> Launcher | None:
@@ -72,11 +74,22 @@ class Keeper:
             Unreachable: it does not come up.
         """
         self._layers.clear()
-        self._launcher, found = await Launcher.open(
-            self._binary, self._run_dir, self._orphan_seconds, listeners, self._tasks, self._log
-        )
-        for prepare in self.on_open:
-            await prepare(self._launcher.pid)
+        self.is_opening = True
+        try:
+            launcher, found = await Launcher.open(
+                self._binary, self._run_dir, self._orphan_seconds, listeners, self._tasks, self._log
+            )
+            self._launcher = launcher
+            try:
+                for prepare in self.on_open:
+                    await prepare(launcher.pid)
+            except BaseException:
+                launcher.close()  # the next try connects anew, and there is one connection
+                raise
+            if not launcher.is_open:
+                raise Unreachable("the launcher has gone again")
+        finally:
+            self.is_opening = False
         self._load.broken = None
         self._metrics.launcher_starts.inc()
         return found

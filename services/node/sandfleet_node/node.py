@@ -106,7 +106,7 @@ class Node:
         ranges = IdRanges(settings.uid_base, settings.ranges())
         tombstones = Tombstones(self.places.ended, settings.ended_kept_seconds, settings.ended_kept)
         self.sandboxes = Sandboxes(
-            settings.name, self.load, self.records, self.outbox, tombstones, metrics
+            settings.name, self.load, self.records, self.outbox, tombstones, metrics, log
         )
         self.keeper = Keeper(
             settings.binary(), self.places.run, settings.orphan_seconds,
@@ -354,7 +354,8 @@ class Node:
         self.log.error("launcher.died", sandboxes=len(self.sandboxes))
         for sandbox in self.sandboxes:
             self.ending.begin(sandbox, State.FAILED, LAUNCHER_DIED, Origin.PLATFORM)
-        self.tasks.start(self._reopen(), "reopen launcher", critical=True)
+        if not self.keeper.is_opening:
+            self.tasks.start(self._reopen(), "reopen launcher", critical=True)
 
     async def _reopen(self) -> None:
         found = await self.keeper.reopen(self.listeners)

@@ -108,7 +108,7 @@ class Operations:
         sandbox.touch()
         sandbox.expires_at = now + body.ttl_seconds
         sandbox.version += 1
-        sandbox.save()
+        self._node.sandboxes.keep(sandbox)
         self._node.sandboxes.note(sandbox)
         self._node.sandboxes.watch(sandbox, now)
         await self._node.records.settled()

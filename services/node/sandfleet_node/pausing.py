@@ -99,10 +99,12 @@ class Pausing:
             if sandbox.state is not State.RUNNING:
                 raise Conflict(f"the sandbox is {sandbox.state}: only one that runs can be paused")
             await self._until_quiet(sandbox, turn)
+            if reason is not None and sandbox.commands.foreground:
+                raise Busy("a command has started meanwhile", retry_after_seconds=1)
             await self._freeze(sandbox)
             sandbox.begin_pause(time.time())
             self._sandboxes.move(sandbox, State.PAUSED)
-            sandbox.save()
+            self._sandboxes.keep(sandbox)
         self._metrics.pauses.labels("user" if reason is None else "node").inc()
         self._log.info("sandbox.paused", sandbox=sandbox.id, reason=reason)
         self._begin_giving(sandbox, turn)
@@ -121,13 +123,14 @@ class Pausing:
             )
 
     async def _freeze(self, sandbox: Sandbox) -> None:
-        await self._hold_limits(sandbox)
         try:
+            await self._hold_limits(sandbox)
             is_frozen = await self._freezer.freeze(sandbox.id)
             sandbox.agent()
             if not is_frozen:
                 raise Busy("a process of the sandbox cannot be stopped now", retry_after_seconds=5)
         except OSError as problem:
+            self._thaw(sandbox)
             sandbox.agent()
             raise Conflict(f"the sandbox cannot be frozen: {problem}") from problem
         except BaseException:
@@ -179,7 +182,7 @@ class Pausing:
             turn.stop.set()
             sandbox.end_pause(time.time())
             self._sandboxes.move(sandbox, State.RUNNING)
-            sandbox.save()
+            self._sandboxes.keep(sandbox)
             self._thaw(sandbox)
             await self._greet(sandbox)
         seconds = time.monotonic() - began

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from sandfleet_common.errors import BadRequest, NotFound, SandboxGone
 from sandfleet_common.ids import node_of
+from sandfleet_common.logs import Logger
 from sandfleet_common.messages import SandboxEvent, SandboxInfo
 from sandfleet_common.states import TERMINAL, Origin, State
 
@@ -44,6 +45,7 @@ class Sandboxes:
         outbox: Outbox,
         tombstones: Tombstones,
         metrics: NodeMetrics,
+        log: Logger,
     ) -> None:
         self.load = load
         self.tombstones = tombstones
@@ -53,6 +55,7 @@ class Sandboxes:
         self._records = records
         self._outbox = outbox
         self._metrics = metrics
+        self._log = log
         self._live: dict[str, Sandbox] = {}
 
     def __len__(self) -> int:
@@ -141,11 +144,25 @@ class Sandboxes:
         """Write a sandbox's record as it is."""
         self._records.save(sandbox.info())
 
+    def keep(self, sandbox: Sandbox) -> None:
+        """Write a sandbox's spec.json; on a full disk the one before has to do.
+
+        From that one the next service goes on: what happened since is told again, or undone.
+        """
+        try:
+            sandbox.save()
+        except OSError as problem:
+            self._log.warning("sandbox.unsaved", sandbox=sandbox.id, error=str(problem))
+
     def _bury(self, sandbox: Sandbox, now: float) -> None:
         del self._live[sandbox.id]
         self.load.remove(sandbox.spec.resources)
         self.dates.set(sandbox.id, None)
-        self.tombstones.add(sandbox.info(), now)
+        try:
+            self.tombstones.add(sandbox.info(), now)
+        except OSError as problem:
+            # The disk is full. Its end is told and on record in Redis all the same.
+            self._log.warning("sandbox.unburied", sandbox=sandbox.id, error=str(problem))
         self._metrics.endings.labels(sandbox.state, sandbox.origin or "").inc()
 
     def watch(self, sandbox: Sandbox, now: float) -> None:

@@ -49,7 +49,8 @@ class Stock:
 
     def without(self, prepared: Iterable[int]) -> list[int]:
         """Return the ranges in stock that a launcher does not name as prepared."""
-        return [uid for uid in self._ready if uid not in set(prepared)]
+        known = set(prepared)
+        return [uid for uid in self._ready if uid not in known]
 
     def empty(self) -> list[int]:
         """Take all ranges out and return them."""

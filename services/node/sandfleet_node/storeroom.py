@@ -162,10 +162,14 @@ class Storeroom:
                 self._ranges.free(uid)
                 return False
             try:
-                await asyncio.gather(
-                    self._keeper.need().prepare(uid, IDS_EACH),
-                    self._in_thread(uid, is_wanted=True),
+                preparing = self._keeper.need().prepare(uid, IDS_EACH)
+                # Both are waited for: what a thread still makes nobody could clear away.
+                done = await asyncio.gather(
+                    preparing, self._in_thread(uid, is_wanted=True), return_exceptions=True
                 )
+                for problem in done:
+                    if problem is not None:
+                        raise problem
             except (LauncherRefused, Unreachable, OSError) as problem:
                 self._log.warning("parts.not_made", uid=uid, error=str(problem))
                 await self._in_thread(uid, is_wanted=False)

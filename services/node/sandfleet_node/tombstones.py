@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 from sandfleet_common.errors import BadRequest
@@ -18,6 +19,7 @@ class Tombstones:
         self._keep = keep
         self._known: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._lines = 0
+        self._is_torn = False
 
     def __len__(self) -> int:
         return len(self._known)
@@ -35,18 +37,28 @@ class Tombstones:
                 continue  # a line cut short
             self._known[info.sandbox_id] = (info.ended_at or now, line)
         self._prune(now)
-        self._rewrite()
+        with suppress(OSError):  # the disk is full: the old file does as well
+            self._rewrite()
 
     def add(self, info: SandboxInfo, now: float) -> None:
-        """Remember an ended sandbox."""
+        """Remember an ended sandbox.
+
+        Raises:
+            OSError: it is remembered, but not beyond the life of this service.
+        """
         line = info.encode()
         self._known[info.sandbox_id] = (info.ended_at or now, line)
         self._prune(now)
         if self._lines > 2 * max(1000, len(self._known)):
             self._rewrite()
             return
-        with self._path.open("ab") as file:
-            file.write(line + b"\n")
+        try:
+            with self._path.open("ab") as file:
+                file.write((b"\n" if self._is_torn else b"") + line + b"\n")
+        except OSError:
+            self._is_torn = True  # it may end in half a line, which costs that line only
+            raise
+        self._is_torn = False
         self._lines += 1
 
     def get(self, sandbox_id: str) -> SandboxInfo | None:

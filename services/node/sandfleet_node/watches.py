@@ -76,7 +76,7 @@ class Watches:
         """End a watch; none is no error."""
         watch = self._by_sandbox.get(sandbox.id, {}).pop(name, None)
         if watch is not None and sandbox.link is not None:
-            sandbox.link.send(FrameType.UNWATCH, watch.id)
+            sandbox.link.tell(FrameType.UNWATCH, watch.id)
         return m.Ok()
 
     def on_event(self, sandbox: Sandbox, frame: Frame) -> None:
@@ -86,7 +86,7 @@ class Watches:
         )
         if watch is None:
             if sandbox.link is not None:
-                sandbox.link.send(FrameType.UNWATCH, frame.id)
+                sandbox.link.tell(FrameType.UNWATCH, frame.id)
             return
         fields = dict(wire.unpack_fields(frame.payload))
         kind, path = fields.get(Tag.EVENT), fields.get(Tag.PATH, b"")

@@ -172,7 +172,7 @@ class Warm:
     def _forget(self) -> None:
         link = self.sandbox.link
         if link is not None:
-            link.send(FrameType.FORGET, self.number)
+            link.tell(FrameType.FORGET, self.number)
 
     def _on_error(self, frame: Frame) -> None:
         problem = error_of(frame)
