@@ -355,3 +355,17 @@ async def test_a_draining_node_hears_no_calls(node: RunningNode) -> None:
     await node.ask(s.NODE_DRAIN, m.NodeDrain(draining=False))
     await asyncio.sleep(1.5)
     assert (await call(node, "1")).status == "ok"
+
+
+async def test_a_sandbox_that_was_starting_when_its_pool_closed_ends(node: RunningNode) -> None:
+    calling = asyncio.create_task(call(node, "print(1)"))
+    while not len(node.node.sandboxes):
+        await asyncio.sleep(0.001)
+    node.node.functions.close("stopped")
+    with pytest.raises((Busy, NoCapacity)):
+        await calling
+    for _ in range(1000):
+        if not len(node.node.sandboxes):
+            break
+        await asyncio.sleep(0.01)
+    assert not len(node.node.sandboxes)

@@ -10,7 +10,7 @@ import pytest
 from sandfleet_common.errors import BadRequest, Busy
 from sandfleet_common.messages import CallLimits, FunctionCall, FunctionResult
 from sandfleet_node.functions.inside.frames import SIZE
-from sandfleet_node.functions.memory import KEPT, KEPT_SECONDS, Recent
+from sandfleet_node.functions.memory import KEPT, KEPT_BYTES, KEPT_SECONDS, Recent
 from sandfleet_node.functions.requests import opening, pack
 
 
@@ -67,10 +67,10 @@ async def test_a_request_that_comes_again_while_it_runs_waits_for_the_one_result
         await asyncio.sleep(0)
         gate.set()
 
-    asked = [recent.once("r", run, 0.0) for _ in range(3)]
+    asked = [recent.once("r", run, lambda: 0.0) for _ in range(3)]
     first, second, third, _ = await asyncio.gather(*asked, later())
     assert first is second is third
-    assert await recent.once("r", run, 1.0) is first
+    assert await recent.once("r", run, lambda: 1.0) is first
     assert ran == [1]
     assert len(recent) == 0
 
@@ -85,11 +85,41 @@ async def test_an_error_is_not_kept_and_old_results_are_forgotten() -> None:
         return FunctionResult(status="ok")
 
     with pytest.raises(Busy):
-        await recent.once("r", run, 0.0)
-    await recent.once("r", run, 0.0)
-    await recent.once("r", run, KEPT_SECONDS + 1)
+        await recent.once("r", run, lambda: 0.0)
+    await recent.once("r", run, lambda: 0.0)
+    await recent.once("r", run, lambda: KEPT_SECONDS + 1)
     assert len(ran) == 3
     for number in range(KEPT + 1):
-        await recent.once(f"other{number}", run, 0.0)
-    await recent.once("r", run, KEPT_SECONDS + 1)
+        await recent.once(f"other{number}", run, lambda: KEPT_SECONDS + 1)
+    await recent.once("r", run, lambda: KEPT_SECONDS + 1)
     assert len(ran) == 3 + KEPT + 2
+
+
+async def test_a_result_is_kept_from_the_end_of_its_call_on() -> None:
+    recent, ran, now = Recent(), list[int](), [0.0]
+
+    async def run() -> FunctionResult:
+        ran.append(1)
+        now[0] += 10 * KEPT_SECONDS
+        return FunctionResult(status="ok")
+
+    first = await recent.once("r", run, lambda: now[0])
+    now[0] += KEPT_SECONDS / 2
+    assert await recent.once("r", run, lambda: now[0]) is first
+    assert ran == [1]
+
+
+async def test_what_is_remembered_stays_bounded_whatever_the_results_are() -> None:
+    recent, now = Recent(), [0.0]
+
+    async def run() -> FunctionResult:
+        return FunctionResult(status="ok", value="x" * (KEPT_BYTES // 8))
+
+    for number in range(40):
+        now[0] += 2 * KEPT_SECONDS if number % 2 else 0
+        await recent.once("again", run, lambda: now[0])
+        await recent.once(f"once{number}", run, lambda: now[0])
+        assert KEPT_BYTES // 8 <= recent.kept_bytes <= KEPT_BYTES
+    for number in range(40):
+        await recent.once(f"beside{number}", run, lambda: now[0])
+        assert recent.kept_bytes <= KEPT_BYTES

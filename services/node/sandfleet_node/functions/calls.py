@@ -95,7 +95,7 @@ class FunctionCalls:
             Busy: too many calls wait, or none of their sandboxes was free in time.
             NoCapacity: no warm sandbox runs, and the node takes none.
         """
-        return await self._recent.once(body.request_id, lambda: self._call(body), time.monotonic())
+        return await self._recent.once(body.request_id, lambda: self._call(body), time.monotonic)
 
     async def _call(self, body: FunctionCall) -> FunctionResult:
         request = pack(body)

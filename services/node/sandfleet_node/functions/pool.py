@@ -68,6 +68,7 @@ class Pool:
         self._failure: SandfleetError | None = None
         self._failed_at = 0.0
         self._is_closed = False
+        self._closed_for = ""
 
     async def claim(self, wait_seconds: float) -> Claim:
         """Return a sandbox; it is the caller's until it has settled or is discarded.
@@ -112,7 +113,7 @@ class Pool:
 
     def _give_back(self, warm: Warm) -> None:
         if not warm.is_over:
-            self._hand_over(warm, self.roster.settled(warm, time.monotonic()))
+            self.settled(warm, "")
 
     def _busy(self, text: str) -> Busy:
         return Busy(text, retry_after_seconds=self.roster.retry_after())
@@ -142,6 +143,10 @@ class Pool:
             raise
         self.hello = warm.hello
         self._failed_at = 0.0
+        if self._is_closed:  # meanwhile: it would idle for ever, for nobody sweeps this pool
+            self._refuse(self.roster.failed_start())
+            self._retire(warm, self._closed_for)
+            return
         self._hand_over(warm, self.roster.started(warm, time.monotonic()))
 
     def _give_up_if_hopeless(self) -> None:
@@ -168,7 +173,7 @@ class Pool:
     def settled(self, warm: Warm, problem: str) -> None:
         """Take a sandbox back, or replace it when a call left something behind or ended it."""
         if problem or self._is_closed:
-            self.discard(warm, problem or "closed")
+            self.discard(warm, problem or self._closed_for)
         elif warm in self.roster.busy:
             self._hand_over(warm, self.roster.settled(warm, time.monotonic()))
 
@@ -191,7 +196,7 @@ class Pool:
 
     def close(self, reason: str) -> None:
         """End all that is idle, and the rest when its call is over."""
-        self._is_closed = True
+        self._is_closed, self._closed_for = True, reason
         for warm, _ in list(self.roster.idle):
             self.discard(warm, reason)
         waiting = list(self.roster.waiting)
