@@ -107,8 +107,12 @@ class Beats:
     async def _misses_some(self) -> bool:
         if self._sequence % _COMPARE_BEATS or len(self._records):
             return False
-        ready = {sandbox.id for sandbox in self._sandboxes if sandbox.state is State.RUNNING}
-        return not ready <= await self._store.live_on(self._settings.name)
+        told = {
+            sandbox.id
+            for sandbox in self._sandboxes
+            if sandbox.state in (State.RUNNING, State.PAUSED)
+        }
+        return not told <= await self._store.live_on(self._settings.name)
 
     async def _resync(self) -> None:
         """Put all live sandboxes on record again."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from sandfleet_common.logs import Logger
 
 _AT_ONCE = 64
+_FAILED_SECONDS = 5.0
 
 
 class Janitor:
@@ -36,8 +37,7 @@ class Janitor:
             self._more.clear()
             while paths := self._waiting():
                 if not await self._remove(paths):
-                    await asyncio.sleep(5)
-                    break
+                    await asyncio.sleep(_FAILED_SECONDS)
 
     async def empty(self) -> None:
         """Remove all that lies in the trash now."""
@@ -49,10 +49,14 @@ class Janitor:
         return [str(path) for path in islice(self._trash.iterdir(), _AT_ONCE)]
 
     async def _remove(self, paths: list[str]) -> bool:
-        process = await asyncio.create_subprocess_exec(
-            "rm", "-rf", "--one-file-system", "--", *paths,
-            stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "rm", "-rf", "--one-file-system", "--", *paths,
+                stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as problem:  # no memory, no process or no descriptor to be had just now
+            self._log.warning("janitor.failed", said=str(problem))
+            return False
         try:
             _, said = await process.communicate()
         except asyncio.CancelledError:

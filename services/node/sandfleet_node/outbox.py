@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from sandfleet_common.bus import Bus
-from sandfleet_common.errors import Unreachable
+from sandfleet_common.errors import BadRequest, Unreachable
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import SandboxEvent
 from sandfleet_common.subjects import SANDBOX_EVENT
@@ -44,5 +44,5 @@ class Outbox:
                 subject, payload = self._queue.popleft()
                 try:
                     await self._bus.publish_raw(subject, payload)
-                except Unreachable as problem:
+                except (Unreachable, BadRequest) as problem:  # down for long; larger than it takes
                     self._log.warning("outbox.dropped", subject=subject, error=problem.message)

@@ -48,7 +48,8 @@ class Phases:
 
     def on_command(self, sandbox: Sandbox, *, background: bool) -> None:
         """Give a sandbox the share of an active one: a command is about to start in it."""
-        if background or self._wanted.get(sandbox.id) is not None:
+        is_ending = sandbox.ending is not None  # `forget` has been called: note nothing more
+        if background or is_ending or self._wanted.get(sandbox.id) is not None:
             return
         self._apply(sandbox, SandboxPhase.ACTIVE)
         self._up[sandbox.id] = (sandbox, False)

@@ -230,14 +230,18 @@ def _make_image(image: Path, size_bytes: int, fs_id: str) -> None:
         file.truncate(size_bytes // _PAGE * _PAGE)
     # Small nodes: a sandbox that has written nothing keeps one of them in memory and on disk.
     node = ["--nodesize", "4096"] if _PAGE == 4096 else []
-    done = subprocess.run(
-        [
-            program, "--quiet", "--force", "--nodiscard", "--data", "single",
-            "--metadata", "single", *node, "--uuid", fs_id, str(image),
-        ],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        timeout=_MKFS_SECONDS,
-    )  # fmt: skip
+    command = [
+        program, "--quiet", "--force", "--nodiscard", "--data", "single",
+        "--metadata", "single", *node, "--uuid", fs_id, str(image),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            timeout=_MKFS_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        image.unlink(missing_ok=True)
+        raise PoolError(f"mkfs.btrfs took more than {_MKFS_SECONDS} s") from None
     if done.returncode != 0:
         image.unlink(missing_ok=True)
         raise PoolError(f"mkfs.btrfs failed: {done.stderr.strip()[-300:]}")

@@ -13,7 +13,7 @@ from sandfleet_common.logs import Logger
 
 from . import guard
 from .loop import until_free
-from .mounts import mounted_in
+from .mounts import detach_in, mounted_in
 from .pool import Pool, PoolError
 
 Cap = Literal["auto", "pool", "accounting"]
@@ -81,7 +81,12 @@ class Pools:
     def _take_over(self, seen: dict[Path, str]) -> list[Pool]:
         """Take on what an earlier service had mounted, and remove images that nobody uses."""
         found: list[Pool] = []
-        for image in sorted(self._folder.glob("*.img"), key=_number_of):
+        images = sorted(self._folder.glob("*.img"), key=_number_of)
+        for place in seen.keys() - {image.with_suffix("") for image in images}:
+            # Of a pool that broke: its image was removed, and nobody knows it any more.
+            with contextlib.suppress(OSError):
+                detach_in(self._launcher_pid, place)
+        for image in images:
             place = image.with_suffix("")
             self._number = max(self._number, _number_of(image))
             if place not in seen:
