@@ -243,7 +243,13 @@ static int start_child(struct launcher *l, struct sandbox *sandbox, struct plan 
 			    strerror(errno));
 	sandbox->pid = pid;
 	sandbox->child.ready = on_child;
-	return source_add(l->epoll, &sandbox->child, pidfd, EPOLLIN);
+	int status = source_add(l->epoll, &sandbox->child, pidfd, EPOLLIN);
+
+	if (status < 0) { /* its record goes with this request, so it may not go on */
+		sys_pidfd_kill(pidfd, SIGKILL);
+		RETRY(waitpid(pid, NULL, 0));
+	}
+	return status;
 }
 
 /* Puts a duplicate into the slot; returns its number there, and notes the first failure. */
