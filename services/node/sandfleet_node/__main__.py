@@ -13,9 +13,9 @@ from sandfleet_common.metrics import exposed
 from sandfleet_common.settings import load
 from sandfleet_common.store import Store
 
-from .cgroups import CgroupError
 from .clean import clean
 from .config import NodeSettings
+from .hierarchies import CgroupError
 from .metrics import NodeMetrics
 from .places import Places
 from .service import AlreadyRunning, NodeService

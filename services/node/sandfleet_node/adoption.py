@@ -14,7 +14,6 @@ from sandfleet_common.store import Store
 from .agentlink import AgentLink
 from .cgroups import Cgroups
 from .core import death
-from .creation import Workshop
 from .disk import Disks
 from .ending import LAUNCHER_DIED, Ending
 from .keeper import Keeper
@@ -25,6 +24,7 @@ from .records import Records
 from .sandbox import Sandbox, Saved, read_saved
 from .sandboxes import Sandboxes
 from .uids import IdRanges
+from .workshop import Workshop
 
 NO_RECORD = "its node service restarted and has no record of it"
 WHILE_DOWN = "it ended while its node service was down"

@@ -10,73 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from sandfleet_common.messages import Qos, Resources, SandboxPhase
 
+from .hierarchies import CgroupError, Hierarchies
+from .kernelfiles import parse_flat, write_file
 from .qos import IDLE_FILE, share_of, weight_value
 
-CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _SERVICES = "_services"
 _READY = "ready-"
 """Names of groups made ahead begin with it; no sandbox's does."""
-
-
-class CgroupError(RuntimeError):
-    """The host's control groups cannot do what a node needs; the message says what is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hierarchies:
-    """Where this host has which controller."""
-
-    unified: str
-    """Mount point of the v2 hierarchy."""
-    v2: frozenset[str]
-    """Controllers there."""
-    v1: dict[str, str]
-    """Mount points of the v1 controllers that v2 does not have."""
-
-    def describe(self) -> str:
-        """Return "v2", or "hybrid" where v1 controllers are used."""
-        return "hybrid" if self.v1 else "v2"
-
-
-def parse_mounts(text: str) -> tuple[str | None, dict[str, str]]:
-    """Return from /proc/self/mounts where v2 is, and where each v1 controller is."""
-    unified: str | None = None
-    v1: dict[str, str] = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) < 4:
-            continue
-        where, kind, options = words[1].replace("\\040", " "), words[2], words[3].split(",")
-        if kind == "cgroup2" and unified is None:
-            unified = where
-        elif kind == "cgroup":
-            for name in CONTROLLERS:
-                if name in options:
-                    v1.setdefault(name, where)
-    return unified, v1
-
-
-def detect(mounts: str | None = None) -> Hierarchies:
-    """Look at what is mounted.
-
-    Raises:
-        CgroupError: there is no v2 hierarchy, or a controller is nowhere.
-    """
-    text = mounts if mounts is not None else Path("/proc/self/mounts").read_text()
-    unified, v1 = parse_mounts(text)
-    if unified is None:
-        raise CgroupError("no cgroup v2 hierarchy is mounted: mount -t cgroup2 none /some/where")
-    v2 = frozenset(Path(unified, "cgroup.controllers").read_text().split()) & set(CONTROLLERS)
-    missing = [name for name in CONTROLLERS if name not in v2 and name not in v1]
-    if missing:
-        raise CgroupError(f"the kernel offers no cgroup controller {', '.join(missing)}")
-    return Hierarchies(unified, v2, {n: v1[n] for n in CONTROLLERS if n not in v2})
 
 
 def _share_values(asked: Resources, qos: Qos, *, is_v2: bool) -> list[tuple[str, str]]:
@@ -122,16 +67,6 @@ _OPTIONAL = frozenset({"memory.swap.max", "memory.memsw.limit_in_bytes", "cpu.sh
 """Files that a kernel may lack without a limit being lost."""
 
 
-def parse_flat(text: str) -> dict[str, int]:
-    """Return the "name number" lines of memory.events, memory.oom_control, cgroup.events."""
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, number = line.partition(" ")
-        if number.strip().isdigit():
-            found[name] = int(number)
-    return found
-
-
 class Cgroups:
     """The control groups of one node. Methods are quick unless they say otherwise."""
 
@@ -156,7 +91,7 @@ class Cgroups:
             Path(path).mkdir(parents=True, exist_ok=True)
             memory = Path(path).parent / "memory.use_hierarchy"
             if memory.exists() and memory.read_text().strip() == "0":
-                _write(str(memory), "1")
+                write_file(str(memory), "1")
         Path(self._v2).mkdir(parents=True, exist_ok=True)
         if self._h.v2:
             wanted = " ".join(f"+{name}" for name in sorted(self._h.v2))
@@ -165,12 +100,12 @@ class Cgroups:
 
     def _pass_on(self, path: str, wanted: str) -> None:
         try:
-            _write(f"{path}/cgroup.subtree_control", wanted)
+            write_file(f"{path}/cgroup.subtree_control", wanted)
         except OSError as problem:
             if problem.errno != errno.EBUSY or path != self._h.unified:
                 raise CgroupError(f"cannot enable {wanted} in {path}: {problem}") from problem
             self._step_aside()
-            _write(f"{path}/cgroup.subtree_control", wanted)
+            write_file(f"{path}/cgroup.subtree_control", wanted)
 
     def _step_aside(self) -> None:
         """Move what runs in the root group into a leaf: in a container it is no real root."""
@@ -178,7 +113,7 @@ class Cgroups:
         leaf.mkdir(exist_ok=True)
         for pid in Path(self._h.unified, "cgroup.procs").read_text().split():
             try:
-                _write(str(leaf / "cgroup.procs"), pid)
+                write_file(str(leaf / "cgroup.procs"), pid)
             except ProcessLookupError:
                 continue
 
@@ -247,7 +182,7 @@ class Cgroups:
     def kill(self, sandbox_id: str) -> None:
         """Kill every process of a sandbox. None is no error."""
         try:
-            _write(f"{self.v2_dir(sandbox_id)}/cgroup.kill", "1")
+            write_file(f"{self.v2_dir(sandbox_id)}/cgroup.kill", "1")
         except (FileNotFoundError, ProcessLookupError):
             return
 
@@ -311,18 +246,10 @@ def _renamed(path: str, to: str) -> bool:
     return True
 
 
-def _write(path: str, value: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(handle, value.encode())
-    finally:
-        os.close(handle)
-
-
 def _set(path: str, values: list[tuple[str, str]]) -> None:
     for name, value in values:
         try:
-            _write(f"{path}/{name}", value)
+            write_file(f"{path}/{name}", value)
         except FileNotFoundError:
             if name not in _OPTIONAL:
                 raise

@@ -11,9 +11,10 @@ from pathlib import Path
 from sandfleet_common import wire
 from sandfleet_common.logs import Logger
 
-from .cgroups import CgroupError, Cgroups, detect
+from .cgroups import Cgroups
 from .disk.loop import until_free
-from .launcher import connect_socket, is_gone, peer_pid
+from .hierarchies import CgroupError, detect
+from .launcherprocess import connect_socket, is_gone, peer_pid
 from .places import Places
 from .service import take_lock
 from .swap import remove_swap

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from .cgroups import Cgroups, parse_flat
+from .cgroups import Cgroups
+from .kernelfiles import parse_flat
 
 _READ_BYTES = 8192
 

@@ -25,14 +25,12 @@ from sandfleet_common.messages import (
     NodeCreated,
     NodeCreateItem,
     Outcome,
-    SandboxSpec,
 )
 from sandfleet_common.states import Origin, State
 
 from .agentlink import AgentLink
 from .batching import Batching
 from .cgroups import Cgroups
-from .commandtable import CommandTable, Keeping
 from .config import IDS_EACH
 from .core import Limits, refusal
 from .cores import separate
@@ -42,49 +40,16 @@ from .keeper import Keeper
 from .launcher import LauncherRefused
 from .layers import LayerStore
 from .metrics import NodeMetrics
-from .places import Places
 from .records import Records
-from .sandbox import Ground, Hearers, Sandbox
+from .sandbox import Ground, Sandbox
 from .sandboxes import Sandboxes, gone
 from .stock import Part
 from .storeroom import Storeroom
 from .turnstile import Turnstile
+from .workshop import Workshop
 
 _LANES = 3
 """Threads that prepare sandboxes: most of it is waiting for the kernel."""
-
-
-class Workshop:
-    """Makes sandbox objects, for new sandboxes and for adopted ones."""
-
-    def __init__(
-        self,
-        node: str,
-        places: Places,
-        cgroups: Cgroups,
-        keeping: Keeping,
-        hearers: Hearers,
-        log: Logger,
-    ) -> None:
-        self._node = node
-        self._places = places
-        self._cgroups = cgroups
-        self._keeping = keeping
-        self._hearers = hearers
-        self._log = log
-
-    def make(self, sandbox_id: str, spec: SandboxSpec, ground: Ground, uid: int) -> Sandbox:
-        """Return a sandbox that has no processes yet."""
-        directory = self._places.sandbox(sandbox_id)
-        commands = CommandTable(
-            f"{directory}/commands",
-            self._keeping,
-            partial(self._cgroups.oom_kills, sandbox_id),
-            self._log,
-        )
-        return Sandbox(
-            sandbox_id, self._node, spec, ground, uid, directory, commands, self._hearers
-        )
 
 
 class Creation:

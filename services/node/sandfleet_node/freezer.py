@@ -9,7 +9,8 @@ import time
 from concurrent.futures import Executor
 from pathlib import Path
 
-from .cgroups import Cgroups, parse_flat
+from .cgroups import Cgroups
+from .kernelfiles import parse_flat, write_file
 
 FREEZE_SECONDS = 5.0
 """A process that waits for a disk, say, cannot be stopped before that is over."""
@@ -29,7 +30,7 @@ class Freezer:
             OSError: the sandbox has gone, or the kernel has no freezer (before 5.2).
         """
         directory = self._cgroups.v2_dir(sandbox_id)
-        _write(f"{directory}/cgroup.freeze", "1")
+        write_file(f"{directory}/cgroup.freeze", "1")
         if self.is_frozen(sandbox_id):
             return True
         loop = asyncio.get_running_loop()
@@ -38,7 +39,7 @@ class Freezer:
     def thaw(self, sandbox_id: str) -> None:
         """Let all processes go on. A sandbox that has gone is no error."""
         try:
-            _write(f"{self._cgroups.v2_dir(sandbox_id)}/cgroup.freeze", "0")
+            write_file(f"{self._cgroups.v2_dir(sandbox_id)}/cgroup.freeze", "0")
         except OSError:
             return
 
@@ -65,13 +66,5 @@ def _until_frozen(directory: str) -> bool:
             if left <= 0:
                 return False
             waiting.poll(left * 1000)
-    finally:
-        os.close(handle)
-
-
-def _write(path: str, value: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(handle, value.encode())
     finally:
         os.close(handle)

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
-import signal
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +19,10 @@ from sandfleet_common.errors import Broken, Unreachable
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
 
-SOCKET = "launcher.sock"
+from .launcherprocess import START_SECONDS, connect_socket, connect_to_child, peer_pid, reap, spawn
+
 ANSWER_SECONDS = 40.0
 """The launcher gives up a set-up after thirty."""
-START_SECONDS = 10.0
 QUIT_SECONDS = 30.0
 
 
@@ -71,58 +68,6 @@ class Found:
     """It was started just now."""
 
 
-def connect_socket(run_dir: Path) -> socket.socket:
-    """Connect to the launcher in `run_dir`.
-
-    Raises:
-        OSError: none listens there.
-    """
-    directory = os.open(run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        sock.connect(f"/proc/self/fd/{directory}/{SOCKET}")
-    except BaseException:
-        sock.close()
-        raise
-    finally:
-        os.close(directory)
-    return sock
-
-
-def peer_pid(sock: socket.socket) -> int:
-    """Return the process that listens at the other end, as the kernel knows it."""
-    size = struct.calcsize("3i")
-    return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
-
-
-def spawn(binary: Path, run_dir: Path, orphan_seconds: int) -> int:
-    """Start a launcher that will outlive this process, and return its pid."""
-    log = os.open(run_dir / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        return os.posix_spawn(
-            binary,
-            [
-                str(binary),
-                "launcher",
-                "--run-dir",
-                str(run_dir),
-                "--orphan-seconds",
-                str(orphan_seconds),
-            ],
-            {"PATH": os.defpath},
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, log, 1),
-                (os.POSIX_SPAWN_DUP2, log, 2),
-            ],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
-        )
-    finally:
-        os.close(log)
-
-
 class Launcher:
     """A connection to a launcher. Open one with `Launcher.open`."""
 
@@ -166,7 +111,7 @@ class Launcher:
             sock = connect_socket(run_dir)
         except OSError:
             child = spawn(binary, run_dir, orphan_seconds)
-            sock = await _connect_to_child(child, run_dir)
+            sock = await connect_to_child(child, run_dir)
         launcher = cls(sock, peer_pid(sock), listeners, tasks, log)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -389,32 +334,3 @@ class Launcher:
 def _first_ids(prepared: str) -> list[int]:
     """Return the first ids in a list like "1879048192+65536,1879113728+65536"."""
     return [int(item.partition("+")[0]) for item in prepared.split(",") if item]
-
-
-async def _connect_to_child(child: int, run_dir: Path) -> socket.socket:
-    deadline = asyncio.get_running_loop().time() + START_SECONDS
-    while True:
-        try:
-            return connect_socket(run_dir)
-        except OSError as problem:
-            if is_gone(child) or asyncio.get_running_loop().time() > deadline:
-                raise Unreachable(
-                    f"the launcher did not start: see {run_dir / 'launcher.log'}"
-                ) from problem
-        await asyncio.sleep(0.002)
-
-
-async def reap(pid: int) -> None:
-    """Wait a few seconds until a launcher has gone, child of this process or not."""
-    for _ in range(500):
-        if is_gone(pid):
-            return
-        await asyncio.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    """Return whether a process has gone; a child of this one is laid to rest."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        return not Path(f"/proc/{pid}").exists()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cgroups import parse_flat
+from .kernelfiles import parse_flat
 from .processmemory import Range, Stopped, fetch, page_out, ranges
 
 _SLICE_BYTES = 16 * 1024**2

@@ -20,18 +20,19 @@ from sandfleet_common.wire import Frame
 from .acting import Acting
 from .adoption import Adoption
 from .beats import Beats
-from .cgroups import Cgroups, detect
+from .cgroups import Cgroups
 from .clientstreams import ClientStreams
 from .commandtable import Keeping
 from .config import NodeSettings
 from .core import Load, closed, is_to_pause
 from .cores import CoreScheduling, separate, support
-from .creation import Creation, Workshop
+from .creation import Creation
 from .disk import Disks
 from .ending import LAUNCHER_DIED, Ending
 from .files import Files
 from .freezer import Freezer
 from .functions import FunctionCalls, is_warm
+from .hierarchies import detect
 from .janitor import Janitor
 from .keeper import Keeper
 from .launcher import Listeners
@@ -55,6 +56,7 @@ from .turnstile import Turnstile
 from .uids import IdRanges
 from .usage import Usage
 from .watches import Watches
+from .workshop import Workshop
 
 _SWEEP_SECONDS = 5.0
 _FILES_EACH = 8

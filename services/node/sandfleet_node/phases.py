@@ -8,13 +8,13 @@ another is not moved between them.
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import SandboxPhase
 
 from .cgroups import Cgroups
+from .kernelfiles import write_file
 from .qos import IDLE_FILE, Share, changes, effective, share_of
 from .sandbox import Sandbox
 
@@ -121,17 +121,9 @@ class Phases:
         try:
             for name, value in changes(before if is_known else None, after, is_v2=is_v2):
                 if name != IDLE_FILE or self._has_idle:
-                    _write(f"{directory}/{name}", value)
+                    write_file(f"{directory}/{name}", value)
         except OSError as problem:
             # A group that is being removed. A share is no promise that a command depends on.
             self._log.warning("phase.unset", sandbox=sandbox.id, error=str(problem))
             return
         self._applied[sandbox.id] = after
-
-
-def _write(path: str, value: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(handle, value.encode())
-    finally:
-        os.close(handle)

@@ -39,6 +39,8 @@ STEP_BYTES = 64 * MIB
 PAINFUL_BYTES = 32 * MIB
 """To read back so much takes about a tenth of a second from a slow disk."""
 _ROUND_SECONDS = 5.0
+_LOOKS_TOGETHER = 64
+"""After so many sandboxes others get their turn, though there was nothing to do."""
 _REST_SECONDS = 600.0
 """How soon a sandbox is looked into again in which nothing is cold."""
 _PATIENCE_MAX = 64
@@ -103,9 +105,13 @@ class Reclaimer:
         """Look for cold memory until cancelled."""
         while self._idle_seconds:
             await asyncio.sleep(min(_ROUND_SECONDS, self._idle_seconds))
-            for sandbox in self._sandboxes:
-                spent = await self._look(sandbox, time.time())
-                if spent:
+            for index, sandbox in enumerate(self._sandboxes):
+                try:
+                    spent = await self._look(sandbox, time.time())
+                except OSError as problem:
+                    self._log.warning("sandbox.unread", sandbox=sandbox.id, error=str(problem))
+                    continue
+                if spent or index % _LOOKS_TOGETHER == 0:  # thousands of looks take a while
                     await asyncio.sleep(spent / self._cpu_cores)
 
     def forget(self, sandbox: Sandbox) -> None:
@@ -122,7 +128,7 @@ class Reclaimer:
             0 when there is nowhere to put it.
         """
         able = [s for s in self._sandboxes if self._is_idle(s, time.time() - _URGENT_SECONDS)]
-        able = [s for s in able if self._pausing.group(s).usage() >= WORTH_BYTES]
+        able = await self._in_thread(self._worth_it, able)
         able.sort(key=lambda one: one.active_at)
         if not able or not await self._in_thread(self._swap.ensure):
             return 0
@@ -149,6 +155,10 @@ class Reclaimer:
             and not sandbox.uses
             and not self._pausing.is_exempt(sandbox)
         )
+
+    def _worth_it(self, sandboxes: list[Sandbox]) -> list[Sandbox]:
+        """Return those that hold enough; in a thread, for there may be thousands."""
+        return [s for s in sandboxes if self._pausing.group(s).usage() >= WORTH_BYTES]
 
     async def _look(self, sandbox: Sandbox, now: float) -> float:
         """Look at one sandbox if it is time to; return the CPU seconds that took."""

@@ -15,8 +15,9 @@ from sandfleet_common.logs import Logger
 from sandfleet_common.messages import MIB, Qos
 from sandfleet_common.states import Origin, State
 
-from .cgroups import Cgroups, parse_flat
+from .cgroups import Cgroups
 from .ending import Ending
+from .kernelfiles import parse_flat
 from .machine import read_available_bytes
 from .metrics import NodeMetrics
 from .sandbox import Sandbox

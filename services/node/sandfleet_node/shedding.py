@@ -61,11 +61,6 @@ class Ladder:
         self._free_before = 0
         self._next_at = float("-inf")
 
-    @property
-    def is_climbed(self) -> bool:
-        """Whether steps were taken and things are not well again."""
-        return self._taken is not None
-
     def next_step(self, free_bytes: int, now: float) -> Step | None:
         """Return what to do now, or None. Call `took` when it has been done."""
         depths = self._depths

@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 from sandfleet_common.messages import MIB, Qos, Resources
-from sandfleet_node.cgroups import (
-    CgroupError,
-    detect,
-    parse_flat,
-    parse_mounts,
-    v1_values,
-    v2_values,
-)
+from sandfleet_node.cgroups import v1_values, v2_values
+from sandfleet_node.hierarchies import CgroupError, detect, parse_mounts
+from sandfleet_node.kernelfiles import parse_flat
 
 HYBRID = """\
 tmpfs /sys/fs/cgroup tmpfs rw 0 0

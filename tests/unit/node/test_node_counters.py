@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sandfleet_common.messages import SandboxUsage
 from sandfleet_common.ranking import most
 from sandfleet_common.states import State
-from sandfleet_node.cgroups import Cgroups, Hierarchies
+from sandfleet_node.cgroups import Cgroups
 from sandfleet_node.counters import Counters, Groups, parse_number, parse_sent, read_counters
+from sandfleet_node.hierarchies import Hierarchies
 from sandfleet_node.usage import Track, fitting
 
 DEVICES = """Inter-|   Receive                                                |  Transmit

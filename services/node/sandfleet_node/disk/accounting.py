@@ -17,7 +17,8 @@ from pathlib import Path
 
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import MIB
-from sandfleet_node.cgroups import Cgroups, parse_flat
+from sandfleet_node.cgroups import Cgroups
+from sandfleet_node.kernelfiles import parse_flat
 
 from .tree import measure, unlinked
 

@@ -158,14 +158,6 @@ class Pool:
         """Return the ids of the subvolumes, by sandbox."""
         return btrfs.subvolumes(self._root)
 
-    def limit_of(self, sandbox_id: str, limit_bytes: int) -> None:
-        """Give a sandbox another limit."""
-        folder = os.open(sandbox_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
-        try:
-            btrfs.limit_group(folder, 0, limit_bytes)
-        finally:
-            os.close(folder)
-
     # --------------------------------------------------------------- space
 
     def used(self) -> dict[int, int]:
