@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -77,8 +78,11 @@ def test_what_is_prepared_serves_one_sandbox(launcher: Launcher) -> None:
     assert prepared(launcher) == ""
     assert all(held(launcher, kind) == set() for kind in KINDS)
     before = spaces(first.pid)
-    launcher.end("sb-one")
-    after = spaces(launcher.create("sb-two", ["base"], uid=UID).pid)
+    with ExitStack() as stack:
+        for kind in KINDS:  # held, so that the kernel cannot give their numbers away again
+            stack.enter_context(Path(f"/proc/{first.pid}/ns/{kind}").open("rb"))
+        launcher.end("sb-one")
+        after = spaces(launcher.create("sb-two", ["base"], uid=UID).pid)
     assert before["user"] == after["user"]
     assert not any(before[kind] == after[kind] for kind in KINDS)
 
