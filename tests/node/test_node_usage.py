@@ -16,8 +16,9 @@ from sandfleet_common.ids import new_sandbox_id
 
 pytestmark = [pytest.mark.root, pytest.mark.integration]
 
-MEMORY_HOG = "i=0; a=x; while [ $i -lt 24 ]; do a=$a$a; i=$((i+1)); done; echo done; sleep 60"
-"""The shell's variable holds 16 MiB in the end."""
+MEMORY_HOG = "i=0; a=x; while [ $i -lt 24 ]; do a=$a$a; i=$((i+1)); done; sleep 60; echo $i"
+"""The shell's variable holds 16 MiB while it sleeps (as the last command, sleep would be the
+shell's own process by then, and the memory gone)."""
 
 
 async def used(node: RunningNode, sandbox_id: str) -> m.SandboxUsage:
