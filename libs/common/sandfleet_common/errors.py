@@ -18,6 +18,7 @@
     │   ├── SandboxFailed      sandbox_failed
     │   ├── SandboxGone        sandbox_gone
     │   ├── NodeLost           node_lost
+    │   ├── Moved              moved (fields: node)
     │   └── Interrupted        interrupted
     └── Broken         our bug                internal
 
@@ -138,6 +139,12 @@ class NodeLost(Lost):
     """The node that owned the sandbox stopped answering."""
 
     code = "node_lost"
+
+
+class Moved(Lost):
+    """The sandbox lives on another node now; fields: `node`."""
+
+    code = "moved"
 
 
 class Interrupted(Lost):

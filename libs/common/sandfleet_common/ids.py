@@ -16,6 +16,7 @@ from .errors import BadRequest
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){0,39}")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SNAPSHOT = re.compile(rf"sn-({_NODE.pattern})-([0-7][0-9a-hjkmnp-tv-z]{{25}})")
 _SANDBOX = re.compile(rf"sb-({_NODE.pattern})-([0-7][0-9a-hjkmnp-tv-z]{{25}})")
 
 
@@ -44,6 +45,16 @@ def new_exec_id() -> str:
 def new_request_id() -> str:
     """Return an id that ties a request, its consequences and their log lines together."""
     return f"rq-{new_ulid()}"
+
+
+def new_snapshot_id(node: str) -> str:
+    """Return a fresh id for a snapshot of a sandbox on `node`."""
+    return f"sn-{check_node(node)}-{new_ulid()}"
+
+
+def is_snapshot_id(text: str) -> bool:
+    """Return whether a text is a snapshot's id and not an environment's name."""
+    return _SNAPSHOT.fullmatch(text) is not None
 
 
 def node_of(sandbox_id: str) -> str:

@@ -81,6 +81,9 @@ SANDBOXES_ACT = Subject(
     m.SandboxesActed,
     "Pause, resume or stop many sandboxes, by job or label",
 )
+SANDBOX_MIGRATE = Subject(
+    f"{ROOT}.sandbox.migrate", m.SandboxMigrate, m.SandboxInfo, "Move a sandbox to another node"
+)
 NODE_LIST = Subject(f"{ROOT}.scheduler.node.list", m.NodeList, m.NodePage, "Nodes alive")
 
 # Asked of the node that owns the sandbox.
@@ -102,6 +105,42 @@ FUNCTION_CALL = Subject(
     m.FunctionResult,
     "Run code in a warm sandbox of any node that has the environment",
 )
+NODE_DEPART = Subject(
+    f"{ROOT}.node.{{node}}.depart", m.SandboxDepart, m.Departure, "Freeze and pack one that moves"
+)
+NODE_DEPARTED = Subject(
+    f"{ROOT}.node.{{node}}.departed", m.SandboxDeparted, m.Ok, "Say where it lives now, or stays"
+)
+
+# Asked of any node: they share the store.
+_STORE = f"{ROOT}.store"
+ENVIRONMENT_LIST = Subject(
+    f"{_STORE}.environment-list", m.EnvironmentList, m.EnvironmentPage, "Environments by name"
+)
+ENVIRONMENT_GET = Subject(
+    f"{_STORE}.environment-get", m.EnvironmentGet, m.EnvironmentInfo, "One, with its layers"
+)
+ENVIRONMENT_PUBLISH = Subject(
+    f"{_STORE}.environment-publish",
+    m.EnvironmentPublish,
+    m.EnvironmentInfo,
+    "Name a stack of layers",
+)
+ENVIRONMENT_REMOVE = Subject(
+    f"{_STORE}.environment-remove", m.EnvironmentRemove, m.Ok, "Forget versions of one"
+)
+LAYER_FIND = Subject(f"{_STORE}.layer-find", m.LayerFind, m.LayerFound, "A layer by its key")
+SNAPSHOT_LIST = Subject(f"{_STORE}.snapshot-list", m.SnapshotList, m.SnapshotPage, "Snapshots")
+SNAPSHOT_GET = Subject(f"{_STORE}.snapshot-get", m.SnapshotGet, m.SnapshotInfo, "How far one is")
+SNAPSHOT_UPDATE = Subject(
+    f"{_STORE}.snapshot-update", m.SnapshotUpdate, m.SnapshotInfo, "Name or label a snapshot"
+)
+SNAPSHOT_REMOVE = Subject(
+    f"{_STORE}.snapshot-remove", m.SnapshotRemove, m.SnapshotsRemoved, "Forget snapshots"
+)
+STORE_COLLECT = Subject(
+    f"{_STORE}.collect", m.StoreCollect, m.StoreCollected, "Remove layers that nobody needs"
+)
 _OP = f"{ROOT}.node.{{node}}.op"
 STOP = Subject(f"{_OP}.stop", m.SandboxStop, m.SandboxInfo, "End a sandbox")
 EXTEND = Subject(f"{_OP}.extend", m.SandboxExtend, m.SandboxInfo, "Move a sandbox's end")
@@ -109,6 +148,8 @@ PAUSE = Subject(f"{_OP}.pause", m.SandboxPause, m.SandboxInfo, "Freeze it, give 
 RESUME = Subject(f"{_OP}.resume", m.SandboxResume, m.SandboxInfo, "Let a paused one go on")
 SET_PHASE = Subject(f"{_OP}.phase", m.SandboxSetPhase, m.Ok, "Say what a sandbox is doing")
 USAGE = Subject(f"{_OP}.usage", m.SandboxUsageGet, m.SandboxUsage, "What a sandbox has used")
+SNAPSHOT = Subject(f"{_OP}.snapshot", m.SandboxSnapshot, m.SnapshotInfo, "Pack what it wrote")
+FORK = Subject(f"{_OP}.fork", m.SandboxFork, m.SandboxForked, "Create sandboxes that go on from it")
 EXEC_START = Subject(f"{_OP}.exec-start", m.ExecStart, m.ExecState, "Start a command")
 EXEC_WAIT = Subject(f"{_OP}.exec-wait", m.ExecWait, m.ExecState, "Wait for a command, read output")
 EXEC_SIGNAL = Subject(f"{_OP}.exec-signal", m.ExecSignal, m.ExecState, "Signal a command")
@@ -145,6 +186,9 @@ TABLE: tuple[Subject[Any, Any], ...] = tuple(
     if isinstance(value, Subject)
 )
 """All subjects, in the order above."""
+
+STORE_OPS = tuple(s for s in TABLE if s.pattern.startswith(_STORE))
+"""What is asked of any node about environments and snapshots."""
 
 SANDBOX_OPS = tuple(s for s in TABLE if s.pattern.startswith(_OP))
 """What a client may ask of the node that owns its sandbox."""
@@ -196,6 +240,7 @@ STREAMS = (
 )
 JOB_CONSUMER = "scheduler"
 SCHEDULER_QUEUE = "scheduler"
+STORE_QUEUE = "node"
 FUNCTION_QUEUE = "node"
 """The nodes that have an environment share its calls."""
 MONITOR_QUEUE = "monitor"
@@ -223,6 +268,7 @@ _ASK_SCHEDULER = (
     SANDBOX_GET,
     SANDBOX_LIST,
     SANDBOXES_ACT,
+    SANDBOX_MIGRATE,
 )
 _CLIENT_PUBLISH = (
     JOB_SUBMIT.pattern,
@@ -231,6 +277,7 @@ _CLIENT_PUBLISH = (
     *(s.pattern for s in _ASK_SCHEDULER),
     NODE_USAGE.wildcard(),
     FUNCTION_CALL.wildcard(),
+    *_all(STORE_OPS),
     *_all(SANDBOX_OPS),
     f"{ROOT}.node.*.io.*",
 )
@@ -259,6 +306,8 @@ ACCESS: dict[str, Access] = {
             SANDBOX_EVENT.wildcard(),
             NODE_CREATE.wildcard(),
             NODE_ACT.wildcard(),
+            NODE_DEPART.wildcard(),
+            NODE_DEPARTED.wildcard(),
             STOP.wildcard(),
             *_JETSTREAM_JOBS,
             *_CLIENT_INBOXES,
@@ -282,7 +331,10 @@ ACCESS: dict[str, Access] = {
             NODE_DRAIN.wildcard(),
             NODE_ACT.wildcard(),
             NODE_USAGE.wildcard(),
+            NODE_DEPART.wildcard(),
+            NODE_DEPARTED.wildcard(),
             FUNCTION_CALL.wildcard(),
+            *_all(STORE_OPS),
             *_all(SANDBOX_OPS),
             f"{ROOT}.node.*.io.*",
         ),

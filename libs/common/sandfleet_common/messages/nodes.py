@@ -70,6 +70,12 @@ class NodeBeat(Message):
     """Sandboxes that became ready, over the last ten seconds."""
     calls: int = 0
     """Function calls that run or wait."""
+    environments_complete: bool = True
+    """False: there are more environments than `environments` names; only the node knows."""
+    store_failing_since: float | None = None
+    """The store of layers does not answer since then; what is cached works."""
+    cache_bytes: int = 0
+    """Layer data kept on this machine."""
 
 
 class NodeCreateItem(Message):
@@ -81,6 +87,12 @@ class NodeCreateItem(Message):
     slot: int | None = None
     requested_at: float
     deadline_at: float
+    moved_from: str | None = None
+    """The node that it comes from; its id names another one."""
+    version: int = 0
+    """Of its record there, which goes on from here."""
+    pause: bool = False
+    """Pause it as soon as it is ready."""
 
 
 class NodeCreate(Request):

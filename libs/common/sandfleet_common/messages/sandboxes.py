@@ -54,6 +54,8 @@ class Network(StrEnum):
 
     NONE = "none"
     """Loopback only."""
+    BUILD = "build"
+    """Loopback, and a proxy to the package registries that the node is set up with."""
 
 
 class Resources(Message):
@@ -75,7 +77,7 @@ class SandboxSpec(Message):
     """What a user asks for."""
 
     environment: Annotated[Text, Field(min_length=1, max_length=128)] = "debian"
-    """An environment's name, or name:version."""
+    """An environment's name, name:version, or the id of a snapshot."""
     runtime: Literal["native"] = "native"
     resources: Resources = Resources()
     qos: Qos = Qos.LATENCY
@@ -126,6 +128,8 @@ class SandboxInfo(Message):
     """Since when it is paused; its `expires_at` is then the end of the pause."""
     ttl_left_seconds: float | None = None
     """While paused: what is left of its time to live, to count again after it."""
+    environment: str | None = None
+    """What `spec.environment` turned out to be: name:version, or the id of a snapshot."""
 
 
 class SandboxCreate(Request):
