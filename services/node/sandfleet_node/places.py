@@ -21,6 +21,7 @@ class Places:
     swap                a swap file, on machines that have none
     pools/<n>.img       what sandboxes write; pools/<n>: where the launcher has it mounted
     ready/<uid>/        made ahead for the next sandbox of an id range
+    staging/<id>/       a snapshot while it is packed
     trash/              what is being removed
     """
 
@@ -35,11 +36,15 @@ class Places:
         self.lock = self.root / "service.lock"
         self.swap = self.root / "swap"
         self.pools = self.root / "pools"
+        self.staging = self.root / "staging"
+        """What snapshots are made of, while they are."""
         self.layers = (state_dir / "layers").absolute()
 
     def make(self) -> None:
         """Make the directories, closed to everybody but root."""
-        for path in (self.root, self.run, self.sandboxes, self.ready, self.pools, self.trash):
+        for path in (
+            self.root, self.run, self.sandboxes, self.ready, self.pools, self.trash, self.staging,
+        ):  # fmt: skip
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def sandbox(self, sandbox_id: str) -> str:

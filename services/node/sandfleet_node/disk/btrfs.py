@@ -40,6 +40,7 @@ _SNAP_DESTROY = _number(_WRITE, 15, _VOLUME.size)
 # and its address, two u64 unused, then a name of 4,039 bytes and NUL
 _VOLUME_2 = struct.Struct("<qQQQQ16x4040s")
 _SUBVOL_CREATE_2 = _number(_WRITE, 24, _VOLUME_2.size)
+_SNAP_CREATE_2 = _number(_WRITE, 23, _VOLUME_2.size)
 _INHERIT_GROUPS = 1 << 2
 # struct btrfs_qgroup_inherit: u64 flags, count of groups, two counts not used, then a limit,
 # then a u64 for each group the new subvolume's group becomes a member of
@@ -121,6 +122,23 @@ def make_subvolume(fd: int, name: str, limit_bytes: int, above: int) -> None:
     address = ctypes.addressof(ctypes.c_char.from_buffer(inherit))
     asked = _VOLUME_2.pack(0, 0, _INHERIT_GROUPS, len(inherit), address, name.encode())
     fcntl.ioctl(fd, _SUBVOL_CREATE_2, bytearray(asked))
+
+
+def make_snapshot(fd: int, name: str, of: int, above: int) -> None:
+    """Make a writable copy of a subvolume in a directory, member of the group `above`.
+
+    What both share goes on counting for the subvolume that wrote it, until neither has it.
+
+    Args:
+        fd: of the directory.
+        name: of the copy.
+        of: descriptor of the subvolume's root.
+        above: the group.
+    """
+    inherit = bytearray(_INHERIT.pack(0, 1, 0, 0, bytes(_LIMIT.size), above))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(inherit))
+    asked = _VOLUME_2.pack(of, 0, _INHERIT_GROUPS, len(inherit), address, name.encode())
+    fcntl.ioctl(fd, _SNAP_CREATE_2, bytearray(asked))
 
 
 def remove_subvolume(fd: int, name: str) -> None:

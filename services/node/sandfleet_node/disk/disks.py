@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -22,6 +23,7 @@ from sandfleet_node.places import Places
 from .accounting import Accounting
 from .pool import Pool
 from .pools import Cap, Pools
+from .stages import CopyStage, PoolStage, Stage, flush
 
 BROKEN = "the pool that its files were in broke: the disk below it was full or failed"
 _TIDY_EVERY = 30
@@ -68,6 +70,10 @@ class Disks:
         self._log = log
         self._homes: dict[str, tuple[Pool, int]] = {}
         """Which pool each sandbox is in, and the id of its subvolume there."""
+        self._stages: dict[str, tuple[str, PoolStage]] = {}
+        """By name: the sandbox each was made of, and what is held."""
+        self._lifted: dict[str, tuple[int, list[PoolStage]]] = {}
+        """The caps of sandboxes that share extents with stages, until those are freed."""
         self._counters: dict[str, tuple[float, dict[int, int]]] = {}
         self.accounting = Accounting(cgroups, on_over, log)
 
@@ -97,8 +103,12 @@ class Disks:
 
     def adopt(self, sandbox_id: str, limit_bytes: int) -> None:
         """Go on with a sandbox of an earlier service."""
-        if sandbox_id not in self._homes:
+        home = self._homes.get(sandbox_id)
+        if home is None:
             self._account(sandbox_id, limit_bytes)
+            return
+        with contextlib.suppress(OSError):
+            home[0].limit(home[1], limit_bytes)  # may have been lifted for a stage
 
     def _account(self, sandbox_id: str, limit_bytes: int) -> None:
         upper, _ = self.layer(sandbox_id)
@@ -134,6 +144,78 @@ class Disks:
         for sandbox_id in self._homes.keys() - sandbox_ids:
             self._log.warning("disk.cleared", sandbox=sandbox_id)
             self.remove(sandbox_id)
+
+    # ---------------------------------------------------------------- stages
+
+    def is_pooled(self, sandbox_id: str) -> bool:
+        """Return whether a sandbox is in a pool, so that holding its files still costs nothing."""
+        return sandbox_id in self._homes
+
+    def flush(self, sandbox_id: str) -> None:
+        """Have what a sandbox has written put on disk, so that a stage is made quickly.
+
+        Raises:
+            OSError: the disk failed, or the sandbox has gone.
+        """
+        home = self._homes.get(sandbox_id)
+        if home is None:
+            return
+        root = home[0].open(sandbox_id)
+        try:
+            flush(root)
+        finally:
+            os.close(root)
+
+    def stage(self, sandbox_id: str, name: str, limit_bytes: int, seconds: float) -> Stage:
+        """Hold still what a sandbox has written; its processes stand still meanwhile.
+
+        While a stage shares extents with its sandbox, what the sandbox writes anew is counted
+        beside them, so that its cap is lifted by as much until the stage is freed.
+
+        Args:
+            sandbox_id: which.
+            name: of the stage, used once; without a pool a directory for staging.
+            limit_bytes: the sandbox's cap.
+            seconds: a copy, where there is no pool, may take.
+
+        Raises:
+            OSError: the disk is full or failed, or the sandbox has gone.
+        """
+        home = self._homes.get(sandbox_id)
+        if home is None:
+            upper, _ = self.layer(sandbox_id)
+            return CopyStage.make(upper, self._places.staging / name / "copy", seconds)
+        pool, subvolume = home
+        used = pool.used_now(subvolume) or limit_bytes
+        stage = PoolStage(pool, name, pool.stage(sandbox_id, name))
+        self._stages[name] = sandbox_id, stage
+        _, before = self._lifted.get(sandbox_id, (0, []))
+        self._lifted[sandbox_id] = limit_bytes, [*before, stage]
+        with contextlib.suppress(OSError):
+            pool.limit(subvolume, limit_bytes + (1 + len(before)) * used)
+        return stage
+
+    def unstage(self, stage: Stage) -> None:
+        """Remove a stage. What it alone holds is freed a little later."""
+        if isinstance(stage, PoolStage):
+            self._stages.pop(stage.name, None)
+        try:
+            stage.remove()
+        except OSError as problem:
+            if not (isinstance(stage, PoolStage) and stage.pool.is_broken()):
+                self._log.warning("disk.stage_left", error=str(problem))
+
+    def _lower(self) -> None:
+        """Give sandboxes their own caps again whose stages are freed."""
+        for sandbox_id, (limit_bytes, stages) in list(self._lifted.items()):
+            if any(s.name in self._stages or not s.pool.is_freed(s.subvolume) for s in stages):
+                continue
+            if self._lifted.pop(sandbox_id)[1] != stages:
+                continue
+            home = self._homes.get(sandbox_id)
+            if home is not None:
+                with contextlib.suppress(OSError):
+                    home[0].limit(home[1], limit_bytes)
 
     # ----------------------------------------------------------------- space
 
@@ -196,6 +278,8 @@ class Disks:
         while True:
             await asyncio.sleep(await loop.run_in_executor(self._threads, self.pools.look))
             looks += 1
+            if self._lifted:
+                await loop.run_in_executor(self._threads, self._lower)
             pool = self.pools.current
             if pool is not None and pool.is_broken():
                 self._log.error("disk.pool_broke", image=str(pool.image))
@@ -209,7 +293,9 @@ class Disks:
                 await loop.run_in_executor(self._threads, self._tidy)
 
     def _tidy(self) -> None:
-        self.pools.tidy({id(pool) for pool, _ in list(self._homes.values())})
+        used = [pool for pool, _ in list(self._homes.values())]
+        used += [stage.pool for _, stage in list(self._stages.values())]
+        self.pools.tidy({id(pool) for pool in used})
 
     def close(self) -> None:
         """Let go of everything; the launcher keeps what its sandboxes use."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import struct
+import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +23,7 @@ _SET_FLAG, _SET_STRING, _CMD_CREATE = 0, 1, 6
 _FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC = 1, 1
 _NOSUID, _NODEV, _NOATIME = 2, 4, 0x10
 _AT_FDCWD, _FROM_DESCRIPTOR = -100, 4
+_AT_EMPTY_PATH, _CLONE, _IDMAP, _REC_PRIVATE = 0x1000, 1, 0x100000, 0x44000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -47,6 +50,80 @@ def open_mount(kind: str, source: str, options: Mapping[str, str | None]) -> int
         )
     finally:
         os.close(context)
+
+
+def clone_mount(directory: int) -> int:
+    """Return the descriptor of a mount of its own, held by nothing else, of a directory.
+
+    Raises:
+        OSError: the kernel cannot.
+    """
+    return syscalls.call(
+        syscalls.OPEN_TREE, directory, b"", _CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
+    )
+
+
+def shift_ids(mount: int, first: int, count: int) -> None:
+    """Show the ids from `first` on as those from 0 on, in a mount that has no place yet.
+
+    Raises:
+        OSError: the file system cannot be shown so.
+    """
+    namespace = _namespace_of(first, count)
+    try:
+        wanted = ctypes.create_string_buffer(struct.pack("<QQQQ", _IDMAP, 0, 0, namespace), 32)
+        syscalls.call(syscalls.MOUNT_SETATTR, mount, b"", _AT_EMPTY_PATH, wanted, 32)
+    finally:
+        os.close(namespace)
+
+
+def _namespace_of(first: int, count: int) -> int:
+    """Return the descriptor of a user namespace whose ids from `first` on are the host's from 0."""
+    with subprocess.Popen(
+        ["unshare", "--user", "sh", "-c", "echo; exec cat"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as child:  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        if child.stdout.read(1) != b"\n":
+            raise OSError(0, "there can be no user namespace here")
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{child.pid}/{name}").write_text(f"{first} 0 {count}\n")
+        namespace = os.open(f"/proc/{child.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        child.stdin.close()
+    return namespace
+
+
+def in_own_mounts(mount: int, where: Path, do: Callable[[], None]) -> None:
+    """Do something where a mount has a place that nobody else sees; it ends with what is done.
+
+    Processes that `do` starts see it, too. Blocks until `do` has returned.
+
+    Args:
+        mount: that `open_mount` or `clone_mount` made.
+        where: a directory.
+        do: called in a thread of its own.
+
+    Raises:
+        OSError: there can be no mount namespace, or the place is not there.
+        Exception: whatever `do` raises.
+    """
+    problems: list[BaseException] = []
+
+    def enter() -> None:
+        try:
+            syscalls.unshare(_CLONE_FS | _CLONE_NEWNS)
+            syscalls.mount(b"none", b"/", b"", _REC_PRIVATE, b"")
+            target = os.fsencode(where)
+            syscalls.call(syscalls.MOVE_MOUNT, mount, b"", _AT_FDCWD, target, _FROM_DESCRIPTOR)
+            do()
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=enter, name="own-mounts")
+    thread.start()
+    thread.join()
+    if problems:
+        raise problems[0]
 
 
 def attach_in(pid: int, mount: int, where: Path) -> None:

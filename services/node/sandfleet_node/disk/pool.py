@@ -144,6 +144,52 @@ class Pool:
         finally:
             os.close(folder)
 
+    def stage(self, sandbox_id: str, name: str) -> int:
+        """Copy a sandbox's subvolume as it is now, and return the copy's id.
+
+        Raises:
+            OSError: the sandbox has gone, or the pool is full or broken.
+        """
+        source = self.open(sandbox_id)
+        try:
+            btrfs.make_snapshot(self._root, name, source, _ALL)
+        finally:
+            os.close(source)
+        copy = self.open(name)
+        try:
+            return btrfs.subvolume_id(copy)
+        finally:
+            os.close(copy)
+
+    def open(self, name: str) -> int:
+        """Return a descriptor of a subvolume's root.
+
+        Raises:
+            OSError: there is none.
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, dir_fd=self._root)
+
+    def mount(self, name: str) -> int:
+        """Mount a subvolume nowhere, and return the descriptor that holds the mount.
+
+        Raises:
+            OSError: there is none, or the pool is broken.
+        """
+        return open_mount("btrfs", self.device, {**_OPTIONS, "subvol": name})
+
+    def limit(self, subvolume: int, limit_bytes: int) -> None:
+        """Bound what a sandbox takes anew.
+
+        Raises:
+            OSError: the pool is broken.
+        """
+        btrfs.limit_group(self._root, subvolume, limit_bytes)
+
+    def is_freed(self, subvolume: int) -> bool:
+        """Return whether all that a removed subvolume alone had is given back."""
+        return btrfs.remove_group(self._root, subvolume)
+
     def remove(self, sandbox_id: str, subvolume: int) -> None:
         """Remove a sandbox's subvolume; none is no error.
 

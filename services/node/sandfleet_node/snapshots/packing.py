@@ -1,0 +1,112 @@
+"""Packing a staged tree into a layer's image, by a program that may use no more than it needs.
+
+The tree is shown to the program in a mount namespace of its own, with the ids that it has
+inside the sandbox. The program dies with the node.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandfleet_common.errors import NoCapacity, SandboxFailed, SandfleetError, TimedOut
+from sandfleet_node.config import IDS_EACH
+from sandfleet_node.disk import Stage
+from sandfleet_node.disk.mounts import in_own_mounts, shift_ids
+from sandfleet_node.layers.image import UUID
+
+_MEMORY_BYTES = 4 * 1024**3
+_NICE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What packing one tree may take."""
+
+    seconds: float
+    file_bytes: int
+    """Of each file that it writes."""
+    is_urgent: bool
+    """Somebody's new sandboxes wait for it."""
+
+
+def pack_stage(
+    stage: Stage, inner: Path, first_id: int, folder: Path, allowance: Allowance
+) -> None:
+    """Write `meta` and `data` of a staged tree into `folder`. Blocks.
+
+    Args:
+        stage: where the tree is.
+        inner: the directory of the stage that is packed.
+        first_id: of the sandbox's range on this host.
+        folder: exists; `tree` in it becomes the place where the stage is seen meanwhile.
+        allowance: of the program.
+
+    Raises:
+        SandfleetError: it failed, says why.
+        OSError: the tree cannot be shown.
+    """
+    place = folder / "tree"
+    place.mkdir()
+    mount = stage.mount()
+    try:
+        shift_ids(mount, first_id, IDS_EACH)
+        in_own_mounts(mount, place, lambda: _run(place / inner, folder, allowance))
+    finally:
+        os.close(mount)
+        place.rmdir()
+
+
+def pack_command(tree: Path, folder: Path) -> list[str]:
+    return [
+        "mkfs.erofs", "--quiet", "-T0", f"-U{UUID}", "--chunksize=1048576",
+        f"--blobdev={folder}/data", f"{folder}/meta", str(tree),
+    ]  # fmt: skip
+
+
+def _run(tree: Path, folder: Path, allowance: Allowance) -> None:
+    nice = [] if allowance.is_urgent else ["nice", "-n", str(_NICE), "ionice", "-c2", "-n7"]
+    argv = ["setpriv", "--pdeathsig", "KILL", "--", *nice, *pack_command(tree, folder)]
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        cwd=folder, env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")},
+    ) as child:  # fmt: skip
+        _bound(child.pid, allowance)
+        try:
+            _, said = child.communicate(timeout=allowance.seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise TimedOut(
+                f"packing took longer than {allowance.seconds:g} s (snapshot_pack_seconds)"
+            ) from None
+    if child.returncode != 0:
+        raise _failure(child.returncode, said.decode(errors="replace"))
+
+
+def _bound(pid: int, allowance: Allowance) -> None:
+    """Bound a program that has just begun: what it has done so far is nothing."""
+    seconds = int(allowance.seconds) + 1
+    for what, most in (
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_FSIZE, allowance.file_bytes),
+        (resource.RLIMIT_AS, _MEMORY_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        try:
+            resource.prlimit(pid, what, (most, most))
+        except ProcessLookupError:
+            return
+
+
+def _failure(status: int, said: str) -> SandfleetError:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = lines[-1][-300:] if lines else "it said nothing"
+    if status == -signal.SIGXFSZ or "No space left" in said or "File too large" in said:
+        return NoCapacity("the node's disk has no room for the layer")
+    if status < 0:
+        return SandboxFailed(f"packing was ended by {signal.Signals(-status).name}")
+    return SandboxFailed(f"packing failed with status {status}: {last}")
