@@ -133,6 +133,19 @@ class NodeSettings(ServiceSettings):
     """Imported by a warm sandbox, beside common parts of Python's library, where the environment
     has them. An environment names more in its note `imports`, separated by commas."""
 
+    snapshot_packs_at_once: int = Field(default=2, gt=0, le=16)
+    """Snapshots packed at the same time; the others wait, holding still what they will pack."""
+    snapshot_pack_seconds: float = Field(default=900, gt=0)
+    """Packing one may take so long."""
+    snapshot_holes_bytes: int = Field(default=8 * 1024**3, ge=0)
+    """By how much the files of one may together be longer than the sandbox's disk: holes are
+    read, too."""
+    snapshot_files_max: int = Field(default=1_000_000, gt=0)
+    """Files of one snapshot."""
+    snapshot_rules: str = ""
+    """File of rules that say what snapshots leave out; empty: the one that comes with the node
+    (snapshots/scrub.txt, which says how rules are written)."""
+
     parts_ahead: int = Field(default=64, ge=0, le=512)
     """Id ranges whose namespaces, control groups and directory are made ahead of need; 0: none."""
 

@@ -43,6 +43,11 @@ class NodeMetrics(Metrics):
             "function_recycles", "Warm sandboxes that ended, by reason", "reason"
         )
         self.warm_sandboxes = self.gauge("warm_sandboxes", "Sandboxes warm for function calls")
+        self.snapshots = self.counter("snapshots", "Snapshots that ended, by state", "state")
+        self.snapshot_frozen = self.seconds(
+            "snapshot_frozen", "How long a sandbox stood still for a snapshot"
+        )
+        self.snapshot_pack = self.seconds("snapshot_pack", "Cleaning and packing a snapshot")
         self.operations = self.counter("operations", "Requests served, by operation", "operation")
         self.streams = self.gauge("streams", "Client streams that are open")
         self.records_waiting = self.gauge("records_waiting", "Records not in Redis yet")

@@ -165,6 +165,30 @@ class Pausing:
                 self._log.warning("sandbox.unpaused", sandbox=sandbox.id, error=problem.message)
                 self._sandboxes.look_at(sandbox, time.time() + RETRY_SECONDS)
 
+    @asynccontextmanager
+    async def still(self, sandbox: Sandbox) -> AsyncGenerator[None]:
+        """Let a sandbox stand still while the block runs; one that is paused does already.
+
+        Operations on it wait meanwhile, and nobody pauses or resumes it.
+
+        Raises:
+            SandboxGone: it is ending.
+            Busy: a process of it cannot be stopped now.
+            Conflict: it is neither running nor paused.
+        """
+        async with self._turn(sandbox).lock:
+            sandbox.agent()
+            if sandbox.state is State.PAUSED:
+                yield
+                return
+            if sandbox.state is not State.RUNNING:
+                raise Conflict(f"the sandbox is {sandbox.state}: it must run or be paused")
+            await self._freeze(sandbox)
+            try:
+                yield
+            finally:
+                self._thaw(sandbox)
+
     # ---------------------------------------------------------------- resume
 
     async def resume(self, sandbox: Sandbox) -> None:

@@ -22,6 +22,8 @@ class Places:
     pools/<n>.img       what sandboxes write; pools/<n>: where the launcher has it mounted
     ready/<uid>/        made ahead for the next sandbox of an id range
     staging/<id>/       a snapshot while it is packed
+    forks/<id>.json     what sandboxes of this node were forked from
+    layers/             layers that only this node has
     trash/              what is being removed
     """
 
@@ -38,12 +40,16 @@ class Places:
         self.pools = self.root / "pools"
         self.staging = self.root / "staging"
         """What snapshots are made of, while they are."""
+        self.forks = self.root / "forks"
+        self.own_layers = self.root / "layers"
+        """Layers that only this node has, or has not brought into the store yet."""
         self.layers = (state_dir / "layers").absolute()
 
     def make(self) -> None:
         """Make the directories, closed to everybody but root."""
         for path in (
             self.root, self.run, self.sandboxes, self.ready, self.pools, self.trash, self.staging,
+            self.forks,
         ):  # fmt: skip
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -67,6 +73,13 @@ class Places:
         """Move a sandbox's directory out of the way, to be removed later; none is no error."""
         try:
             Path(self.sandbox(sandbox_id)).rename(self.trash / f"{sandbox_id}-{new_ulid()}")
+        except FileNotFoundError:
+            return
+
+    def throw_away(self, path: Path) -> None:
+        """Move something out of the way, to be removed later; nothing there is no error."""
+        try:
+            path.rename(self.trash / f"{path.name}-{new_ulid()}")
         except FileNotFoundError:
             return
 

@@ -166,7 +166,14 @@ class Disks:
         finally:
             os.close(root)
 
-    def stage(self, sandbox_id: str, name: str, limit_bytes: int, seconds: float) -> Stage:
+    def stage(
+        self,
+        sandbox_id: str,
+        name: str,
+        limit_bytes: int,
+        seconds: float,
+        is_stopping: Callable[[], bool],
+    ) -> Stage:
         """Hold still what a sandbox has written; its processes stand still meanwhile.
 
         While a stage shares extents with its sandbox, what the sandbox writes anew is counted
@@ -177,6 +184,7 @@ class Disks:
             name: of the stage, used once; without a pool a directory for staging.
             limit_bytes: the sandbox's cap.
             seconds: a copy, where there is no pool, may take.
+            is_stopping: ends such a copy.
 
         Raises:
             OSError: the disk is full or failed, or the sandbox has gone.
@@ -184,7 +192,7 @@ class Disks:
         home = self._homes.get(sandbox_id)
         if home is None:
             upper, _ = self.layer(sandbox_id)
-            return CopyStage.make(upper, self._places.staging / name / "copy", seconds)
+            return CopyStage.make(upper, self._places.staging / name / "copy", seconds, is_stopping)
         pool, subvolume = home
         used = pool.used_now(subvolume) or limit_bytes
         stage = PoolStage(pool, name, pool.stage(sandbox_id, name))

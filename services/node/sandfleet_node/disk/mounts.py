@@ -58,9 +58,7 @@ def clone_mount(directory: int) -> int:
     Raises:
         OSError: the kernel cannot.
     """
-    return syscalls.call(
-        syscalls.OPEN_TREE, directory, b"", _CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
-    )
+    return syscalls.call(syscalls.OPEN_TREE, directory, b"", _CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
 
 
 def shift_ids(mount: int, first: int, count: int) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from sandfleet_node.programs import run
 
 from .mounts import clone_mount
 from .pool import Pool
@@ -67,7 +70,9 @@ class CopyStage:
     folder: Path
 
     @classmethod
-    def make(cls, upper: str, folder: Path, seconds: float) -> CopyStage:
+    def make(
+        cls, upper: str, folder: Path, seconds: float, is_stopping: Callable[[], bool]
+    ) -> CopyStage:
         """Copy a directory whose sandbox stands still.
 
         Raises:
@@ -76,27 +81,19 @@ class CopyStage:
         folder.mkdir(mode=0o700)
         stage = cls(folder)
         source = os.open(upper, _DIRECTORY)
+        argv = ["cp", "--archive", "--reflink=auto", "--sparse=auto", "--no-target-directory"]
+        argv += [f"/proc/self/fd/{source}/.", str(folder / "upper")]
         try:
-            done = subprocess.run(
-                [
-                    "cp", "--archive", "--reflink=auto", "--sparse=auto", "--no-target-directory",
-                    f"/proc/self/fd/{source}/.", str(folder / "upper"),
-                ],
-                pass_fds=[source], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
-                check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            stage.remove()
-            raise OSError(0, f"copying took longer than {seconds:g} s") from None
+            status, said = run(argv, seconds, is_stopping, pass_fds=[source])
         except BaseException:
             stage.remove()
             raise
         finally:
             os.close(source)
-        if done.returncode != 0:
+        if status != 0:
             stage.remove()
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise OSError(0, f"copying failed: {said[-1][-200:] if said else 'no reason given'}")
+            last = said.strip().splitlines()[-1:] or ["it said nothing"]
+            raise OSError(0, f"copying failed: {last[0][-200:]}")
         return stage
 
     def open(self) -> int:

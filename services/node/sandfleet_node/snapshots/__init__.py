@@ -1,1 +1,9 @@
-"""Snapshots."""
+"""Snapshots and forks: what a sandbox has written, packed into a layer."""
+
+from .forks import Forks
+from .making import Making
+from .records import SnapshotRecords
+from .rules import Rules
+from .snapshots import Snapshots
+
+__all__ = ["Forks", "Making", "Rules", "SnapshotRecords", "Snapshots"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from sandfleet_common.errors import NoCapacity, SandboxFailed, SandfleetError, T
 from sandfleet_node.config import IDS_EACH
 from sandfleet_node.disk import Stage
 from sandfleet_node.disk.mounts import in_own_mounts, shift_ids
-from sandfleet_node.layers.image import UUID
+from sandfleet_node.layers.image import OPTIONS
+from sandfleet_node.programs import run
 
 _MEMORY_BYTES = 4 * 1024**3
-_NICE = 5
+_KINDLY = ["nice", "-n", "5", "ionice", "-c2", "-n7"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,12 @@ class Allowance:
 
 
 def pack_stage(
-    stage: Stage, inner: Path, first_id: int, folder: Path, allowance: Allowance
+    stage: Stage,
+    inner: Path,
+    first_id: int,
+    folder: Path,
+    allowance: Allowance,
+    is_stopping: Callable[[], bool],
 ) -> None:
     """Write `meta` and `data` of a staged tree into `folder`. Blocks.
 
@@ -43,48 +49,39 @@ def pack_stage(
         stage: where the tree is.
         inner: the directory of the stage that is packed.
         first_id: of the sandbox's range on this host.
-        folder: exists; `tree` in it becomes the place where the stage is seen meanwhile.
+        folder: exists; `tree` beside it becomes the place where the stage is seen meanwhile.
         allowance: of the program.
+        is_stopping: looked at again and again.
 
     Raises:
         SandfleetError: it failed, says why.
         OSError: the tree cannot be shown.
     """
-    place = folder / "tree"
+    place = folder.parent / "tree"
     place.mkdir()
     mount = stage.mount()
     try:
         shift_ids(mount, first_id, IDS_EACH)
-        in_own_mounts(mount, place, lambda: _run(place / inner, folder, allowance))
+        in_own_mounts(mount, place, lambda: _pack(place / inner, folder, allowance, is_stopping))
     finally:
         os.close(mount)
         place.rmdir()
 
 
-def pack_command(tree: Path, folder: Path) -> list[str]:
-    return [
-        "mkfs.erofs", "--quiet", "-T0", f"-U{UUID}", "--chunksize=1048576",
-        f"--blobdev={folder}/data", f"{folder}/meta", str(tree),
-    ]  # fmt: skip
-
-
-def _run(tree: Path, folder: Path, allowance: Allowance) -> None:
-    nice = [] if allowance.is_urgent else ["nice", "-n", str(_NICE), "ionice", "-c2", "-n7"]
-    argv = ["setpriv", "--pdeathsig", "KILL", "--", *nice, *pack_command(tree, folder)]
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        cwd=folder, env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")},
-    ) as child:  # fmt: skip
-        _bound(child.pid, allowance)
-        try:
-            _, said = child.communicate(timeout=allowance.seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            raise TimedOut(
-                f"packing took longer than {allowance.seconds:g} s (snapshot_pack_seconds)"
-            ) from None
-    if child.returncode != 0:
-        raise _failure(child.returncode, said.decode(errors="replace"))
+def _pack(tree: Path, folder: Path, allowance: Allowance, is_stopping: Callable[[], bool]) -> None:
+    argv = [*([] if allowance.is_urgent else _KINDLY), "mkfs.erofs", *OPTIONS]
+    argv += [f"--blobdev={folder}/data", f"{folder}/meta", str(tree)]
+    try:
+        status, said = run(
+            argv, allowance.seconds, is_stopping, began=lambda pid: _bound(pid, allowance),
+            cwd=folder, env={"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")},
+        )  # fmt: skip
+    except TimeoutError:
+        raise TimedOut(
+            f"packing took longer than {allowance.seconds:g} s (snapshot_pack_seconds)"
+        ) from None
+    if status != 0:
+        raise _failure(status, said)
 
 
 def _bound(pid: int, allowance: Allowance) -> None:
@@ -104,9 +101,10 @@ def _bound(pid: int, allowance: Allowance) -> None:
 
 def _failure(status: int, said: str) -> SandfleetError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = lines[-1][-300:] if lines else "it said nothing"
     if status == -signal.SIGXFSZ or "No space left" in said or "File too large" in said:
         return NoCapacity("the node's disk has no room for the layer")
     if status < 0:
-        return SandboxFailed(f"packing was ended by {signal.Signals(-status).name}")
-    return SandboxFailed(f"packing failed with status {status}: {last}")
+        return SandboxFailed(f"mkfs.erofs was ended by {signal.Signals(-status).name}")
+    return SandboxFailed(
+        f"mkfs.erofs ended with {status}: {lines[-1][-300:] if lines else 'it said nothing'}"
+    )

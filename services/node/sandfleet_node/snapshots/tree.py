@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sandfleet_common.errors import Conflict, NotFound
+from sandfleet_node.programs import Stopped
 
 from .rules import Rules
 
@@ -127,7 +129,15 @@ def _step(here: int, part: bytes, root: str) -> int:
 class Cleaning:
     """Goes once through a tree, and changes it."""
 
-    def __init__(self, rules: Rules, bounds: Bounds, owner: int, *, oci: bool) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        bounds: Bounds,
+        owner: int,
+        *,
+        oci: bool,
+        is_stopping: Callable[[], bool],
+    ) -> None:
         """Prepare.
 
         Args:
@@ -135,11 +145,13 @@ class Cleaning:
             bounds: of the tree.
             owner: id that the sandbox's root has in the tree.
             oci: whether files named `.wh.*` stand for what is missing.
+            is_stopping: looked at for every directory.
         """
         self._rules = rules
         self._bounds = bounds
         self._owner = owner
         self._oci = oci
+        self._is_stopping = is_stopping
         self.cleaned = Cleaned()
 
     def run(self, root: int) -> Cleaned:
@@ -169,6 +181,8 @@ class Cleaning:
 
     def _enter(self, fd: int, path: bytes, *, is_doomed: bool, is_matched: bool) -> _Place:
         try:
+            if self._is_stopping():
+                raise Stopped("stopping")
             if len(path) > _PATH_MAX:
                 raise Conflict(f"a path of it has more than {_PATH_MAX} bytes: it lies too deep")
             _strip(b"/proc/self/fd/%d" % fd, follow=True)
@@ -290,7 +304,9 @@ def _holds(directory: int, name: bytes, text: bytes) -> bool:
         return False
     try:
         found = os.fstat(file)
-        is_ours = stat.S_ISREG(found.st_mode) and found.st_size == len(text) and not os.listxattr(file)
+        is_ours = (
+            stat.S_ISREG(found.st_mode) and found.st_size == len(text) and not os.listxattr(file)
+        )
         return is_ours and os.pread(file, len(text) + 1, 0) == text
     except OSError:
         return False
