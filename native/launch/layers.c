@@ -31,14 +31,16 @@ int layer_find(const struct launcher *l, const char *digest)
 	return -1;
 }
 
-/* Gives back the descriptor of a detached, read-only erofs mount. */
-static int erofs_mount(const char *source)
+/* Gives back the descriptor of a detached, read-only erofs mount; `device` may hold what its files
+ * hold, or be NULL. */
+static int erofs_mount(const char *source, const char *device)
 {
 	AUTO_CLOSE int fs = sys_fsopen("erofs");
 
 	if (fs < 0)
 		return -errno;
 	if (sys_fsconfig(fs, SF_FSCONFIG_SET_STRING, "source", source) ||
+	    (device && sys_fsconfig(fs, SF_FSCONFIG_SET_STRING, "device", device)) ||
 	    sys_fsconfig(fs, SF_FSCONFIG_SET_FLAG, "ro", NULL) ||
 	    sys_fsconfig(fs, SF_FSCONFIG_CMD_CREATE, NULL, NULL))
 		return -errno;
@@ -80,16 +82,22 @@ static int loop_open(const char *image, char *path, size_t room)
 	return -EBUSY;
 }
 
-static int erofs_mount_by_loop(const char *image)
+static int erofs_mount_by_loop(const char *image, const char *device)
 {
-	char path[32];
-	/* Held until the mount holds it, or autoclear would end it at once. */
+	char path[32], device_path[32];
+	/* Held until the mount holds them, or autoclear would end them at once. */
 	AUTO_CLOSE int loop = loop_open(image, path, sizeof(path));
 
-	return loop < 0 ? loop : erofs_mount(path);
+	if (loop < 0)
+		return loop;
+	if (device == NULL)
+		return erofs_mount(path, NULL);
+	AUTO_CLOSE int second = loop_open(device, device_path, sizeof(device_path));
+
+	return second < 0 ? second : erofs_mount(path, device_path);
 }
 
-static int open_layer(const char *fs, const char *path)
+static int open_layer(const char *fs, const char *path, const char *device)
 {
 	if (strcmp(fs, "dir") == 0) {
 		int tree = sys_open_tree(AT_FDCWD, path, SF_OPEN_TREE_CLONE);
@@ -106,10 +114,10 @@ static int open_layer(const char *fs, const char *path)
 		close(tree);
 		return error;
 	}
-	int mount = erofs_mount(path);
+	int mount = erofs_mount(path, device);
 
 	/* Before 6.12, erofs wants a block device. */
-	return mount == -ENOTBLK || mount == -EINVAL ? erofs_mount_by_loop(path) : mount;
+	return mount == -ENOTBLK || mount == -EINVAL ? erofs_mount_by_loop(path, device) : mount;
 }
 
 static int claim(struct launcher *l)
@@ -123,7 +131,7 @@ static int claim(struct launcher *l)
 int layer_add(struct launcher *l, const struct message *message, struct failure *failure)
 {
 	const char *digest = message_get(message, "digest"), *path = message_get(message, "path");
-	const char *fs = message_get(message, "fs");
+	const char *fs = message_get(message, "fs"), *device = message_get(message, "device");
 	char place[32];
 
 	if (digest == NULL || !is_digest(digest) || path == NULL || path[0] != '/' || fs == NULL ||
@@ -132,7 +140,7 @@ int layer_add(struct launcher *l, const struct message *message, struct failure 
 			    "a layer needs digest=, an absolute path= and fs=erofs or fs=dir");
 	if (layer_find(l, digest) >= 0)
 		return 0;
-	AUTO_CLOSE int mount = open_layer(fs, path);
+	AUTO_CLOSE int mount = open_layer(fs, path, device);
 
 	if (mount < 0)
 		return fail(failure, -mount, "mount", "cannot mount %.150s: %s", path,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sandfleet_common.bus import Bus
-from sandfleet_common.errors import NotFound, Unreachable
+from sandfleet_common.errors import Unreachable
 from sandfleet_common.ids import new_ulid
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import NodeBeat, NodeState
@@ -18,7 +18,7 @@ from sandfleet_common.subjects import NODE_BEAT
 
 from .config import NodeSettings
 from .core import Limits, closed
-from .layers import LayerStore
+from .layers import Catalog
 from .machine import read_machine
 from .metrics import NodeMetrics
 from .pressure import Gate, Reading
@@ -42,7 +42,7 @@ class Beats:
         gate: Gate,
         turnstile: Turnstile,
         sandboxes: Sandboxes,
-        layers: LayerStore,
+        catalog: Catalog,
         records: Records,
         bus: Bus,
         store: Store,
@@ -54,7 +54,7 @@ class Beats:
         self._gate = gate
         self._turnstile = turnstile
         self._sandboxes = sandboxes
-        self._layers = layers
+        self._catalog = catalog
         self._records = records
         self._bus = bus
         self._store = store
@@ -154,6 +154,8 @@ class Beats:
             inodes_free=reading.inodes_free,
             starts_per_second=load.starts.per_second(now),
             calls=self.calls_under_way(),
+            environments_complete=self._catalog.is_complete,
+            store_failing_since=self._catalog.failing_since,
         )
 
     def _judge(self, reading: Reading) -> None:
@@ -171,12 +173,8 @@ class Beats:
             self._log.info("admission.changed", refusing=gate.refusing, slowing=gate.slowing)
 
     def environments(self) -> list[str]:
-        """Return the names of the environments there are."""
-        try:
-            return self._layers.environments()
-        except (OSError, NotFound) as problem:
-            self._log.warning("layers.unreadable", error=str(problem))
-            return []
+        """Return the names of the environments there are, not all of very many."""
+        return self._catalog.names()
 
     def _measure(self, reading: Reading) -> None:
         load, metrics = self._sandboxes.load, self._metrics

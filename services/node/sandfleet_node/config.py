@@ -32,6 +32,9 @@ class NodeSettings(ServiceSettings):
     """The node's name; part of the id of every sandbox it owns."""
     state_dir: Path = Path("/var/lib/sandfleet")
     """Layers are read below it, sandboxes live below it."""
+    store_url: str = ""
+    """Where layers and environments are: a directory that nodes may share (file:///path), or
+    empty: `layers` below the state directory."""
     native_binary: str = ""
     """sandfleet-native; empty: that of the checkout, else the one in PATH."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import partial
 
@@ -38,7 +39,7 @@ from .disk import Disks
 from .ending import Ending
 from .keeper import Keeper
 from .launcher import LauncherRefused
-from .layers import LayerStore
+from .layers import Catalog, DirectoryStore, LayerFiles, Store
 from .metrics import NodeMetrics
 from .records import Records
 from .sandbox import Ground, Sandbox
@@ -64,7 +65,9 @@ class Creation:
         sandboxes: Sandboxes,
         ending: Ending,
         keeper: Keeper,
-        layers: LayerStore,
+        catalog: Catalog,
+        store: Store,
+        local: DirectoryStore,
         cgroups: Cgroups,
         disks: Disks,
         storeroom: Storeroom,
@@ -83,7 +86,9 @@ class Creation:
         self._sandboxes = sandboxes
         self._ending = ending
         self._keeper = keeper
-        self._layers = layers
+        self._catalog = catalog
+        self._store = store
+        self._local = local
         self._cgroups = cgroups
         self._disks = disks
         self._storeroom = storeroom
@@ -99,7 +104,8 @@ class Creation:
     async def create(self, body: NodeCreate) -> NodeCreated:
         """Create what the batch asks for, and return an outcome for each item."""
         arrived_at = time.time()
-        begun = [self._begin(item, arrived_at) for item in body.items]
+        grounds = await self._grounds(body)
+        begun = [self._begin(item, arrived_at, grounds) for item in body.items]
         started = [b for b in begun if isinstance(b, Sandbox)]
         starting = {s.starting for s in started if s.starting is not None}
         if starting:
@@ -111,7 +117,33 @@ class Creation:
             self._metrics.creations.labels(outcome.status).inc()
         return NodeCreated(outcomes=outcomes)
 
-    def _begin(self, item: NodeCreateItem, arrived_at: float) -> Sandbox | Outcome:
+    async def _grounds(self, body: NodeCreate) -> dict[str, Ground | SandfleetError]:
+        """Find out what the environments of a batch are; known ones are not waited for."""
+        found: dict[str, Ground | SandfleetError] = {}
+        for item in body.items:
+            name = item.spec.environment
+            if name not in found:
+                found[name] = await self._ground(name, item.deadline_at)
+        return found
+
+    async def _ground(self, reference: str, deadline_at: float) -> Ground | SandfleetError:
+        known = self._catalog.recall(reference)
+        if known is None:
+            try:
+                async with asyncio.timeout(max(0.1, deadline_at - time.time())):
+                    known = await self._catalog.resolve(reference)
+            except SandfleetError as problem:
+                return problem
+            except TimeoutError:
+                return Unreachable("the store of layers did not answer by the deadline")
+        return Ground(known.layers, known.env, known.user, known.workdir, known.reference)
+
+    def _begin(
+        self,
+        item: NodeCreateItem,
+        arrived_at: float,
+        grounds: Mapping[str, Ground | SandfleetError],
+    ) -> Sandbox | Outcome:
         known = self._sandboxes.find(item.sandbox_id)
         if known is not None:
             return known
@@ -124,13 +156,15 @@ class Creation:
                 failure=Failure.from_error(gone(ended)),
             )
         try:
-            return self._accept(item, arrived_at)
+            return self._accept(item, arrived_at, grounds[item.spec.environment])
         except SandfleetError as problem:
             return Outcome(
                 sandbox_id=item.sandbox_id, status="refused", failure=Failure.from_error(problem)
             )
 
-    def _accept(self, item: NodeCreateItem, arrived_at: float) -> Sandbox:
+    def _accept(
+        self, item: NodeCreateItem, arrived_at: float, ground: Ground | SandfleetError
+    ) -> Sandbox:
         if node_of(item.sandbox_id) != self._node:
             raise NotFound(f"{item.sandbox_id} names another node; this is {self._node}")
         load, asked = self._sandboxes.load, item.spec.resources
@@ -139,8 +173,8 @@ class Creation:
             raise problem
         if arrived_at >= item.deadline_at:
             raise TimedOut("the deadline was over when the request arrived")
-        environment = self._layers.resolve(item.spec.environment)
-        ground = Ground(environment.layers, environment.env, environment.user, environment.workdir)
+        if isinstance(ground, SandfleetError):
+            raise ground
         sandbox = self._workshop.make(item.sandbox_id, item.spec, ground, 0)
         sandbox.note_request(item, arrived_at)
         self._sandboxes.add(sandbox)
@@ -225,12 +259,19 @@ class Creation:
         await until_done(self._threads.run(partial(self._prepare, sandbox, part)))
         for digest in sandbox.ground.layers:
             if not self._keeper.has_layer(digest):
-                await self._keeper.mount(digest, self._layers.layer_path(digest))
+                await self._keeper.mount(digest, self._files(digest))
         pid, channel = await self._keeper.need().create(self._request(sandbox))
         sandbox.pid, sandbox.link = pid, AgentLink(channel, sandbox)
         if self._cookies:
             separate(pid)
         await sandbox.greet(sandbox.link)
+
+    def _files(self, digest: str) -> LayerFiles:
+        """Return a layer's files: the node's own, or those of the store."""
+        files = self._local.files(digest) or self._store.files(digest)
+        if files is None:
+            raise NotFound(f"layer {digest} is not in the store")
+        return files
 
     def _save(self, sandbox: Sandbox) -> None:
         """Write that it runs; in a thread."""

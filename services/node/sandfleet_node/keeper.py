@@ -14,6 +14,7 @@ from sandfleet_common.logs import Logger
 
 from .core import Load
 from .launcher import Found, Launcher, Listeners
+from .layers import LayerFiles
 from .metrics import NodeMetrics
 
 BROKEN = "the node's launcher is not running"
@@ -113,7 +114,7 @@ class Keeper:
             task is not None and task.done() and not task.cancelled() and task.exception() is None
         )
 
-    async def mount(self, digest: str, path: Path) -> None:
+    async def mount(self, digest: str, files: LayerFiles) -> None:
         """Have a layer mounted; many who ask at once share one attempt.
 
         Raises:
@@ -125,7 +126,7 @@ class Keeper:
         task = self._layers.get(digest)
         if task is None or task.done():
             task = self._tasks.start(
-                self.need().mount_layer(digest, path, "erofs"), f"mount {digest[:20]}"
+                self.need().mount_layer(digest, files.meta, files.data), f"mount {digest[:20]}"
             )
             self._layers[digest] = task
         await asyncio.shield(task)

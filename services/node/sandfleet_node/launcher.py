@@ -128,13 +128,19 @@ class Launcher:
         """Whether the launcher is there."""
         return not self._closed
 
-    async def mount_layer(self, digest: str, path: Path, kind: str) -> None:
+    async def mount_layer(self, digest: str, meta: Path, data: Path) -> None:
         """Make a layer usable by `create`; once more changes nothing.
+
+        Args:
+            digest: its name.
+            meta: its image, names and attributes.
+            data: what the files of the image hold.
 
         Raises:
             LauncherRefused: it cannot be mounted.
         """
-        await self._ask([("op", "layer"), ("digest", digest), ("path", str(path)), ("fs", kind)])
+        fields = [("digest", digest), ("path", str(meta)), ("device", str(data)), ("fs", "erofs")]
+        await self._ask([("op", "layer"), *fields])
 
     async def create(self, fields: Sequence[tuple[str, str | int]]) -> tuple[int, socket.socket]:
         """Create a sandbox, and return its pid and the node's end of its agent's channel.

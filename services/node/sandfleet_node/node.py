@@ -36,7 +36,7 @@ from .hierarchies import detect
 from .janitor import Janitor
 from .keeper import Keeper
 from .launcher import Listeners
-from .layers import LayerStore
+from .layers import Catalog, DirectoryStore, open_store
 from .machine import depths_of, limits_of, raise_file_limit, read_machine, thresholds_of
 from .metrics import NodeMetrics
 from .outbox import Outbox
@@ -49,6 +49,7 @@ from .records import Records
 from .sandbox import Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
 from .shedder import Shedder
+from .snapshots import Forks, Making, SnapshotRecords, Snapshots, read_rules
 from .storeroom import Storeroom
 from .swap import Swap
 from .tombstones import Tombstones
@@ -98,7 +99,9 @@ class Node:
         self.turnstile = Turnstile(settings.starting_at_once)
         self.cgroups = Cgroups(detect(), settings.name)
         self.phases = Phases(self.cgroups, log)
-        self.layers = LayerStore(self.places.layers)
+        self.layers = open_store(settings.store_url or self.places.layers.as_uri())
+        self.local_layers = DirectoryStore(self.places.root / "layers")
+        self.catalog = Catalog(self.layers, log)
         self.records = Records(store, self._on_outdated, log)
         self.outbox = Outbox(bus, log)
         self.janitor = Janitor(self.places.trash, log)
@@ -166,19 +169,34 @@ class Node:
         )  # fmt: skip
         self.creation = Creation(
             settings.name, self.limits, self.turnstile, workshop, self.sandboxes,
-            self.ending, self.keeper, self.layers, self.cgroups, self.disks, self.storeroom,
-            self.records, pool, tasks, metrics, log, has_cookies=settings.core_scheduling,
+            self.ending, self.keeper, self.catalog, self.layers, self.local_layers, self.cgroups,
+            self.disks, self.storeroom, self.records, pool, tasks, metrics, log,
+            has_cookies=settings.core_scheduling,
         )  # fmt: skip
         self.adoption = Adoption(
             settings.name, workshop, self.sandboxes, self.ending, self.keeper, self.cgroups,
             self.disks, ranges, self.places, self.pausing, log,
         )  # fmt: skip
+        self.making = Making(
+            settings, self.places, self.disks, self.pausing, self.layers, self.local_layers,
+            read_rules(settings.snapshot_rules), metrics, log,
+        )  # fmt: skip
+        self.snapshot_records = SnapshotRecords(self.places, self.layers, log)
+        self.catalog.local_snapshots = self.snapshot_records.local
+        self.snapshots = Snapshots(
+            self.sandboxes, self.making, self.snapshot_records, self.janitor.wake, tasks,
+            metrics, log,
+        )  # fmt: skip
+        self.forks = Forks(
+            settings.name, self.sandboxes, self.snapshots, self.snapshot_records,
+            self.local_layers, self.creation.create, log,
+        )  # fmt: skip
         self.functions = FunctionCalls(
-            settings, self.creation, self.sandboxes, self.ending, self.layers,
+            settings, self.creation, self.sandboxes, self.ending, self.catalog,
             self.pausing.using, self.cgroups.oom_kills, tasks, metrics, log,
         )  # fmt: skip
         self.beats = Beats(
-            settings, self.limits, self.gate, self.turnstile, self.sandboxes, self.layers,
+            settings, self.limits, self.gate, self.turnstile, self.sandboxes, self.catalog,
             self.records, bus, store, metrics, log,
         )  # fmt: skip
         self.pausing.is_exempt = is_warm
@@ -215,8 +233,10 @@ class Node:
         self.swap.drop_stale()
         self.phases.open()
         self.sandboxes.tombstones.load(time.time())
+        self.snapshot_records.load_forks()
         self.tasks.start(self.records.run(), "records", critical=True)
         self.tasks.start(self.outbox.run(), "outbox", critical=True)
+        self.tasks.start(self.catalog.run(), "catalog", critical=True)
         found = await self.keeper.open(self.listeners)
         await self.adoption.adopt(found)
         await self.storeroom.adopt(found.prepared)
@@ -225,6 +245,8 @@ class Node:
             if self.settings.core_scheduling:
                 self._separate(sandbox)
         self.functions.end_strangers()
+        self.tasks.start(self.snapshots.recover(), "unfinished snapshots", critical=True)
+        self.tasks.start(self.forks.run(), "forks", critical=True)
         self.tasks.start(self.janitor.run(), "janitor", critical=True)
         self.tasks.start(self.phases.run(), "phases", critical=True)
         self.tasks.start(self.storeroom.run(), "parts", critical=True)
@@ -246,6 +268,7 @@ class Node:
 
     def _close(self) -> None:
         self.pausing.close()
+        self.making.close()
         # Waits for what is under way: it leaves off within a slice, and uses the node's files.
         self.memory_pool.shutdown(wait=True, cancel_futures=True)
         for sandbox in self.sandboxes:

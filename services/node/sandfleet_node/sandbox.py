@@ -43,6 +43,8 @@ class Ground:
     env: dict[str, str]
     user: str | None
     workdir: str | None
+    reference: str = ""
+    """`name:version`, or the id of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ class Sandbox:
             origin=self.origin,
             paused_at=self.paused_at,
             ttl_left_seconds=self.ttl_left_seconds,
+            environment=self.ground.reference or None,
         )
 
     def save(self) -> None:
@@ -216,6 +219,7 @@ class Sandbox:
             "env": self.ground.env,
             "user": self.ground.user,
             "workdir": self.ground.workdir,
+            "reference": self.ground.reference,
             "info": self.info().model_dump_json(),
         }
         write_page(f"{self.directory}/spec.json", json.dumps(record).encode())
@@ -422,7 +426,11 @@ def read_saved(directory: str) -> Saved | None:
         return Saved(
             uid=int(record["uid"]),
             ground=Ground(
-                tuple(record["layers"]), record["env"], record["user"], record["workdir"]
+                tuple(record["layers"]),
+                record["env"],
+                record["user"],
+                record["workdir"],
+                record.get("reference", ""),
             ),
             info=SandboxInfo.model_validate_json(record["info"]),
         )

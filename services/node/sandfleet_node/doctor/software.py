@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from sandfleet_common.errors import NotFound
+from sandfleet_common.logs import Logger
 from sandfleet_node.config import NodeSettings
-from sandfleet_node.layers import LayerStore
+from sandfleet_node.layers import Catalog, DirectoryStore
 
 from .check import Check, Host
 
@@ -85,15 +87,21 @@ def _newer_source(binary: Path, native: Path) -> Path | None:
 def base_layer(host: Host) -> Check:
     """Look for the base environment."""
     why = "the environment that sandboxes start with unless they name another"
-    store = LayerStore(host.state / "layers")
+    store = DirectoryStore(host.state / "layers")
     try:
-        environment = store.resolve("debian")
-        size = sum(store.layer_path(d).stat().st_size for d in environment.layers)
+        environment, size = asyncio.run(_base(store))
     except NotFound:
         tools = [n for n in ("debootstrap", "mkfs.erofs") if shutil.which(n) is None]
         found = "not built" + (f", and {' and '.join(tools)} not installed" if tools else "")
         build = f"{sys.executable} -m sandfleet_node.layers build-base --state {host.state}"
         mend = f"apt-get install debootstrap erofs-utils && {build}" if tools else build
         return Check("base-layer", "warn", found, why, mend)
-    text = f"{environment.name}:{environment.version}, {size / 1e6:.0f} MB"
+    text = f"{environment}, {size / 1e6:.0f} MB"
     return Check("base-layer", "ok", text, why)
+
+
+async def _base(store: DirectoryStore) -> tuple[str, int]:
+    """Return the base environment's version, and its size in bytes."""
+    environment = await Catalog(store, Logger("doctor")).resolve("debian")
+    layers = [await store.layer(digest) for digest in environment.layers]
+    return environment.reference, sum(layer.size_bytes for layer in layers)

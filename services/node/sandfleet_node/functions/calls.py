@@ -24,7 +24,7 @@ from sandfleet_common.states import Origin, State
 from sandfleet_node.config import NodeSettings
 from sandfleet_node.creation import Creation
 from sandfleet_node.ending import Ending
-from sandfleet_node.layers import LayerStore
+from sandfleet_node.layers import Catalog
 from sandfleet_node.metrics import NodeMetrics
 from sandfleet_node.sandbox import Sandbox
 from sandfleet_node.sandboxes import Sandboxes
@@ -59,7 +59,7 @@ class FunctionCalls:
         creation: Creation,
         sandboxes: Sandboxes,
         ending: Ending,
-        layers: LayerStore,
+        catalog: Catalog,
         using: Callable[[Sandbox], AbstractAsyncContextManager[object]],
         oom_kills: Callable[[str], int],
         tasks: Tasks,
@@ -70,7 +70,7 @@ class FunctionCalls:
         self._creation = creation
         self._sandboxes = sandboxes
         self._ending = ending
-        self._layers = layers
+        self._catalog = catalog
         self._using = using
         self._oom_kills = oom_kills
         self._tasks = tasks
@@ -99,7 +99,7 @@ class FunctionCalls:
 
     async def _call(self, body: FunctionCall) -> FunctionResult:
         request = pack(body)
-        pool = self._pool(body.environment)
+        pool = await self._pool(body.environment)
         if pool.hello is not None:
             _check_language(body, pool.hello)
         claim = await pool.claim(body.queue_seconds)
@@ -172,15 +172,15 @@ class FunctionCalls:
 
     # ------------------------------------------------------------------ pools
 
-    def _pool(self, name: str) -> Pool:
-        environment = self._layers.resolve(name)
-        key = f"{environment.name}:{environment.version}"
+    async def _pool(self, name: str) -> Pool:
+        environment = self._catalog.recall(name) or await self._catalog.resolve(name)
+        key = environment.reference
         pool = self._pools.get(key)
         if pool is None:
             pool = Pool(key, self._shape(), self._start, self._retire, self._tasks, self._log)
             self._pools[key] = pool
             if ":" not in name:
-                self._close_older(environment.name, key)
+                self._close_older(name, key)
         return pool
 
     def _shape(self) -> Shape:
@@ -221,7 +221,8 @@ class FunctionCalls:
             raise SandboxFailed("a warm sandbox ended while it was starting")
         warm = Warm(sandbox, pool.settled)
         self._warm[sandbox.id] = warm
-        imports = _split(self._layers.resolve(pool.environment).notes.get("imports", ""))
+        environment = await self._catalog.resolve(pool.environment)
+        imports = _split(environment.notes.get("imports", ""))
         first = opening(
             self._settings.function_calls_each,
             [*self._settings.function_imports, *imports],

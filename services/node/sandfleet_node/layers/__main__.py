@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from pathlib import Path
 
 from sandfleet_common.errors import SandfleetError
 
 from .base import build_base
-from .store import LayerStore
+from .directory import DirectoryStore
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,13 +22,13 @@ def main(arguments: list[str] | None = None) -> int:
     build.add_argument("--name", default="debian", help="name of the environment")
     build.add_argument("--again", action="store_true", help="build a new version all the same")
     options = parser.parse_args(arguments)
-    store = LayerStore(options.state / "layers")
+    store = DirectoryStore(options.state / "layers")
     try:
-        made = build_base(store, options.name, _tell, again=options.again)
+        made = asyncio.run(build_base(store, options.name, _tell, again=options.again))
     except SandfleetError as problem:
         sys.stderr.write(f"build-base: {problem.message}\n")
         return 1
-    sys.stdout.write(f"{made.name}:{made.version} {' '.join(made.layers)}\n")
+    sys.stdout.write(f"{made.name}:{made.version} {made.layers[0].digest}\n")
     return 0
 
 

@@ -1,220 +1,137 @@
-"""The store: a directory of layers and environments, local or shared by many nodes.
+"""What a store of layers and records does, whatever it is made of.
 
-    blobs/sha256/<hex>.erofs           a layer's image
-    blobs/sha256/<hex>.json            its manifest
-    environments/<name>/<version>.json an environment
-    locks/ tmp/ cache/                 of those who write
-
-A file appears whole or not at all, and never changes afterwards, so that readers
-need no lock. Only builders take one.
+A reader never sees half a layer or record. A layer never changes; a record may be replaced.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, Protocol
 
-from pydantic import BaseModel, ValidationError
+from sandfleet_common.errors import NotFound
+from sandfleet_common.messages import Layer, LayerKind
 
-from sandfleet_common.errors import Conflict, NotFound
-from sandfleet_common.ids import new_ulid
+Part = Literal["meta", "data"]
+Notes = dict[str, str]
+Progress = Callable[[int, int], None]
+"""Told the bytes done, and all of them."""
 
-from .manifest import Environment, Kind, Manifest, parse_reference, version_key
-
-SETTLED_SECONDS = 0.1
-"""A directory that changed less than this ago may change again without its time changing."""
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
+KINDS = ("environments", "snapshots", "keys", "prefetch", "leases")
+"""Of records."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._-]{0,127})?")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
-class LayerStore:
-    """Layers and environments below one directory. Nothing here waits for another process."""
+@dataclass(frozen=True, slots=True)
+class LayerFiles:
+    """A layer's two files, to be mounted where they lie."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root.absolute()
-        self._blobs = self._root / "blobs" / "sha256"
-        self._environments = self._root / "environments"
-        self._seen: dict[str, tuple[int, dict[str, Environment]]] = {}
-        """Environments by name, as they were at a modification time of their directory."""
+    meta: Path
+    data: Path
 
-    @property
-    def root(self) -> Path:
-        """Where the store lies."""
-        return self._root
 
-    # ---------------------------------------------------------------- reading
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """A layer in a list."""
 
-    def environments(self) -> list[str]:
-        """Return the names of all environments, sorted."""
-        try:
-            names = [folder.name for folder in self._environments.iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(name for name in names if self._versions(name))
+    digest: str
+    size_bytes: int
+    stored_at: float
+    """Seconds since 1970."""
 
-    def resolve(self, name: str) -> Environment:
-        """Return the newest version of an environment, or the one named as `name:version`.
 
-        Raises:
-            NotFound: there is none; the message says which there are.
-        """
-        reference = parse_reference(name)
-        versions = self._versions(reference[0]) if reference else {}
-        if not versions:
-            known = ", ".join(self.environments()) or "none yet (build one)"
-            raise NotFound(f"there is no environment {name[:80]!r}; there are: {known}")
-        wanted = reference[1] if reference else None
-        if wanted is None:
-            return versions[max(versions, key=version_key)]
-        if wanted not in versions:
-            known = ", ".join(sorted(versions, key=version_key))
-            raise NotFound(f"environment {name!r} has no such version; there are: {known}")
-        return versions[wanted]
+class Store(Protocol):
+    """Layers by digest, and small records by kind and name.
 
-    def layer_path(self, digest: str) -> Path:
-        """Return where a layer's image is.
+    Everything that talks to a network raises Unreachable when it does not answer in time.
+    """
 
-        Raises:
-            NotFound: it is not in the store.
-        """
-        path = self._blob(digest, "erofs")
-        if not path.is_file():
-            raise NotFound(f"layer {digest[:80]} is not in {self._root}")
-        return path
+    async def record(self, kind: str, name: str) -> bytes | None:
+        """Return a record; None when there is none."""
+        ...
 
-    def manifest(self, digest: str) -> Manifest:
-        """Return a layer's manifest.
+    async def put_record(self, kind: str, name: str, data: bytes, *, new: bool = False) -> bool:
+        """Write a record whole; with `new` only if there is none, else return False."""
+        ...
 
-        Raises:
-            NotFound: the layer is not in the store.
-        """
-        found = _read(self._blob(digest, "json"), Manifest)
-        if found is None:
-            raise NotFound(f"layer {digest[:80]} is not in {self._root}")
-        return found
+    async def remove_record(self, kind: str, name: str) -> None:
+        """Remove a record; none is no error."""
+        ...
 
-    def _blob(self, digest: str, ending: str) -> Path:
-        kind, _, name = digest.partition(":")
-        if kind != "sha256" or len(name) != 64 or not set(name) <= set("0123456789abcdef"):
-            raise NotFound(f"{digest[:80]!r} is not a digest (sha256:<64 hexadecimal digits>)")
-        return self._blobs / f"{name}.{ending}"
+    async def names(self, kind: str, prefix: str = "") -> list[str]:
+        """Return the names of all records of a kind that begin with `prefix`, sorted."""
+        ...
 
-    def _versions(self, name: str) -> dict[str, Environment]:
-        folder = self._environments / name
-        try:
-            changed_ns = folder.stat().st_mtime_ns
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        seen = self._seen.get(name)
-        if seen is not None and seen[0] == changed_ns:
-            return seen[1]
-        found: dict[str, Environment] = {}
-        for path in folder.glob("*.json"):
-            environment = _read(path, Environment)
-            if environment is not None and environment.name == name:
-                found[environment.version] = environment
-        if time.time() - changed_ns / 1e9 > SETTLED_SECONDS:
-            self._seen[name] = (changed_ns, found)
-        return found
+    def files(self, digest: str) -> LayerFiles | None:
+        """Return a layer's files if they can be mounted where they lie. Never waits."""
+        ...
 
-    # ---------------------------------------------------------------- writing
+    async def layer(self, digest: str) -> Layer:
+        """Return what is known of a layer; NotFound when it is not in the store."""
+        ...
 
-    def make(self) -> None:
-        """Make the store's directories."""
-        for path in (self._blobs, self._environments, *(self._root / n for n in ("locks", "tmp"))):
-            path.mkdir(parents=True, exist_ok=True, mode=0o755)
+    async def index(self, digest: str) -> bytes:
+        """Return a layer's index, which fits its digest; NotFound, Broken."""
+        ...
 
-    def temporary(self, purpose: str) -> Path:
-        """Return a path for something unfinished, on the store's file system."""
-        return self._root / "tmp" / f"{purpose}-{new_ulid()}"
+    async def read(self, digest: str, part: Part, offset: int, length: int) -> bytes:
+        """Return bytes of a layer's meta or data, not verified, fewer at its end; NotFound."""
+        ...
 
-    def add(
+    async def add(
         self,
-        image: Path,
+        folder: Path,
+        kind: LayerKind,
         *,
-        kind: Kind,
         created_at: float,
         description: str = "",
-        notes: dict[str, str] | None = None,
-    ) -> Manifest:
-        """Take an image into the store (it is moved) and return its manifest.
+        notes: Notes | None = None,
+        progress: Progress | None = None,
+    ) -> Layer:
+        """Take a folder with `meta` and `data` into the store; the same bytes are one layer."""
+        ...
 
-        The same bytes added twice are one layer, with the manifest of the first time.
-        """
-        digest = f"sha256:{_hash(image)}"
-        present = _read(self._blob(digest, "json"), Manifest)
-        if present is not None and self._blob(digest, "erofs").exists():
-            image.unlink()
-            return present
-        manifest = Manifest(
-            digest=digest,
-            kind=kind,
-            size_bytes=image.stat().st_size,
-            created_at=created_at,
-            description=description,
-            notes=notes or {},
-        )
-        image.chmod(0o444)
-        _sync(image)
-        image.replace(self._blob(digest, "erofs"))
-        _write_whole(self._blob(digest, "json"), manifest)
-        return manifest
+    async def layers(self) -> list[StoredLayer]:
+        """Return all layers."""
+        ...
 
-    def publish(self, environment: Environment) -> None:
-        """Make an environment known.
-
-        Raises:
-            NotFound: a layer of it is missing.
-            Conflict: the version is taken.
-        """
-        for digest in environment.layers:
-            self.layer_path(digest)
-        folder = self._environments / environment.name
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{environment.version}.json"
-        if path.exists():
-            raise Conflict(f"environment {environment.name}:{environment.version} exists already")
-        _write_whole(path, environment)
-
-    @contextmanager
-    def locked(self, name: str, on_wait: Callable[[], None]) -> Generator[None]:
-        """Hold the builders' lock of one name; `on_wait` is called when another holds it."""
-        self.make()
-        with (self._root / "locks" / name).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_wait()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    async def remove_layer(self, digest: str) -> None:
+        """Remove a layer; none is no error."""
+        ...
 
 
-def _read(path: Path, kind: type[ModelT]) -> ModelT | None:
-    """Parse a file; None when it is absent or not what it should be."""
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
+def check_kind(kind: str) -> str:
+    """Return the kind, if records have it.
+
+    Raises:
+        ValueError: they have not: a mistake of ours.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"there are no records of kind {kind!r}")
+    return kind
 
 
-def _write_whole(path: Path, model: BaseModel) -> None:
-    beside = path.with_name(f".{path.name}.{new_ulid()}")
-    beside.write_text(model.model_dump_json(indent=2) + "\n")
-    _sync(beside)
-    beside.replace(path)
+def check_name(name: str) -> str:
+    """Return the name, if it is safe as a path of at most one folder and a file.
+
+    Raises:
+        NotFound: it is not, so there can be no such record.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise NotFound(f"{name[:80]!r} cannot be the name of a record")
+    return name
 
 
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def hex_of(digest: str) -> str:
+    """Return the 64 digits of a digest.
 
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    Raises:
+        NotFound: it is not a digest, so there can be no such layer.
+    """
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise NotFound(f"{digest[:80]!r} is not a digest (sha256:<64 hexadecimal digits>)")
+    return match.group(1)
