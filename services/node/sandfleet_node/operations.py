@@ -43,6 +43,8 @@ class Operations:
             (s.RESUME, self.resume),
             (s.SET_PHASE, self.set_phase),
             (s.USAGE, self._node.usage.one),
+            (s.SNAPSHOT, self._node.snapshots.snapshot),
+            (s.FORK, self._node.forks.fork),
             (s.EXEC_START, self.exec_start),
             (s.EXEC_WAIT, self.exec_wait),
             (s.EXEC_SIGNAL, self.exec_signal),

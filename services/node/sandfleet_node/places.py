@@ -41,8 +41,6 @@ class Places:
         self.staging = self.root / "staging"
         """What snapshots are made of, while they are."""
         self.forks = self.root / "forks"
-        self.own_layers = self.root / "layers"
-        """Layers that only this node has, or has not brought into the store yet."""
         self.layers = (state_dir / "layers").absolute()
 
     def make(self) -> None:

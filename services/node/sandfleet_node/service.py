@@ -16,6 +16,7 @@ from sandfleet_common.logs import Logger
 from sandfleet_common.messages import NodeDrain, Ok
 from sandfleet_common.store import Store
 from sandfleet_common.subjects import (
+    FORK,
     NODE_ACT,
     NODE_CREATE,
     NODE_DRAIN,
@@ -33,6 +34,7 @@ from .places import Places
 
 _CREATE_SECONDS = 3600.0
 """A batch has deadlines of its own; the handler's is only the last resort."""
+_WITHIN_SECONDS = 120.0
 _FLUSH_SECONDS = 3.0
 
 
@@ -138,7 +140,8 @@ class NodeService:
         await self._serve(NODE_USAGE, node.usage.top)
         await self._serve(NODE_ACT, node.acting.act)
         for subject, handler in Operations(node).table():
-            await self._serve(subject, handler)
+            within = _CREATE_SECONDS if subject is FORK else _WITHIN_SECONDS
+            await self._serve(subject, handler, within=within)
         wildcard = io_subject(name, "x").removesuffix("x") + "*"
 
         async def on_frame(subject: str, payload: bytes) -> None:
@@ -159,7 +162,7 @@ class NodeService:
         self,
         subject: Subject[Any, Any],
         handler: Callable[[Any], Awaitable[Any]],
-        within: float = 120.0,
+        within: float = _WITHIN_SECONDS,
     ) -> None:
         count = self._metrics.operations.labels(subject.pattern.rpartition(".")[2])
 

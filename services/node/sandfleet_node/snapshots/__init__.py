@@ -3,7 +3,7 @@
 from .forks import Forks
 from .making import Making
 from .records import SnapshotRecords
-from .rules import Rules
+from .rules import read_rules
 from .snapshots import Snapshots
 
-__all__ = ["Forks", "Making", "Rules", "SnapshotRecords", "Snapshots"]
+__all__ = ["Forks", "Making", "SnapshotRecords", "Snapshots", "read_rules"]

@@ -54,9 +54,8 @@ class SnapshotRecords:
         Raises:
             Unreachable: the store does not answer.
         """
-        forked = self._forked.get(snapshot_id)
-        if forked is not None:
-            return forked.info
+        if (info := self.local(snapshot_id)) is not None:
+            return info
         data = await self._store.record(_KIND, snapshot_id)
         return None if data is None else SnapshotInfo.decode(data)
 
@@ -148,6 +147,11 @@ class SnapshotRecords:
     def fork(self, snapshot_id: str) -> Forked | None:
         """Return what a fork's children are made of."""
         return self._forked.get(snapshot_id)
+
+    def local(self, snapshot_id: str) -> SnapshotInfo | None:
+        """Return a snapshot that only this node has."""
+        forked = self._forked.get(snapshot_id)
+        return None if forked is None else forked.info
 
     def forks(self) -> list[Forked]:
         """Return all of them."""

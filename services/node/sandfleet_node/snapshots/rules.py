@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 from sandfleet_common.errors import BadRequest
@@ -78,6 +80,21 @@ class Rules:
             if re.fullmatch(translate(rule.pattern), path, re.DOTALL):
                 return rule.reason
         return None
+
+
+def read_rules(path: str) -> Rules:
+    """Read the rules in a file; an empty path stands for those that come with the node.
+
+    Raises:
+        BadRequest: the file cannot be read, or a line of it is no rule.
+    """
+    if not path:
+        text = (files(__package__ or "") / "scrub.txt").read_text()
+        return Rules.parse(text, "scrub.txt")
+    try:
+        return Rules.parse(Path(path).read_text(), path)
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadRequest(f"snapshot_rules cannot be read: {problem}") from None
 
 
 def translate(pattern: str) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from sandfleet_common.errors import Conflict, SandfleetError, Unreachable
 from sandfleet_common.lifecycle import Tasks
@@ -36,6 +37,7 @@ class Snapshots:
         sandboxes: Sandboxes,
         making: Making,
         records: SnapshotRecords,
+        on_trash: Callable[[], None],
         tasks: Tasks,
         metrics: NodeMetrics,
         log: Logger,
@@ -43,6 +45,7 @@ class Snapshots:
         self._sandboxes = sandboxes
         self._making = making
         self._records = records
+        self._on_trash = on_trash
         self._tasks = tasks
         self._metrics = metrics
         self._log = log
@@ -128,6 +131,7 @@ class Snapshots:
         # When cancelled, or not on record, the next service finds it unfinished.
         if await self._record(job, sandbox):
             self._records.end(job.info.snapshot_id)
+            self._on_trash()
         elif job.info.state is SnapshotState.READY:
             job.fail(Unreachable("the store does not take its record"), time.time())
         self._jobs.pop(job.info.snapshot_id, None)
