@@ -25,8 +25,8 @@ from sandfleet_common.messages import (
 )
 
 from .catalog import Catalog
-from .collection import Pins
 from .compatibility import warnings
+from .leases import Leases
 from .reading import mapped
 from .store import Store
 from .versions import next_version, parse_reference, version_key
@@ -45,7 +45,7 @@ class Environments:
     def __init__(self, store: Store, catalog: Catalog) -> None:
         self._store = store
         self._catalog = catalog
-        self._pins = Pins(store)
+        self._leases = Leases(store)
         self._layers: dict[str, Layer] = {}
         """Manifests, which never change."""
 
@@ -157,7 +157,7 @@ class Environments:
             Busy: layers of it are being removed, or too many publish this name at once.
             Unreachable: the store does not answer.
         """
-        async with self._pins.held(body.layers):
+        async with self._leases.held(body.layers):
             self._layers = {d: v for d, v in self._layers.items() if d not in body.layers}
             layers = await self._manifests(body.layers)
             info = await self._put(body, layers)
