@@ -78,7 +78,7 @@ class CopyStage:
         Raises:
             OSError: it has gone, the disk is full, or it took longer than so many seconds.
         """
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o755)  # seen with other ids nobody is its owner; above it is closed
         stage = cls(folder)
         source = os.open(upper, _DIRECTORY)
         argv = ["cp", "--archive", "--reflink=auto", "--sparse=auto", "--no-target-directory"]
