@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from layering import add_tree, finish, publish, resolve
 from node.nodes import RunningNode, build_tiny_layer
 from requirements import REPOSITORY
 
@@ -18,9 +18,9 @@ from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.errors import NotFound
 from sandfleet_common.ids import environment_token
+from sandfleet_common.messages import LayerKind
 from sandfleet_node.functions.calls import is_warm
-from sandfleet_node.layers import Environment, LayerStore
-from sandfleet_node.layers.image import pack
+from sandfleet_node.layers import DirectoryStore
 
 PYTHON = "debian"
 LANGUAGES = "languages"
@@ -31,26 +31,24 @@ _PACKAGES = (
 _WANTED = re.compile(r"/usr/(bin|include|lib)/(?!.*(lto1$|/plugin/|/gold/|\.py$))")
 
 
-def python_layers(root: Path) -> LayerStore:
+def python_layers(root: Path) -> DirectoryStore:
     """Return a store with the Debian base, which has Python and bash, and a tiny environment."""
     shared = Path(os.environ.get("SANDFLEET_STATE_DIR", REPOSITORY / ".sandfleet")) / "layers"
     try:
-        base = LayerStore(shared).resolve(PYTHON)
+        base = resolve(DirectoryStore(shared), PYTHON)
     except NotFound:
         pytest.skip("doctor line `base layer`: build it with `sandfleet up`")
     build_tiny_layer(root)
     for digest in base.layers:
         name = digest.partition(":")[2]
-        for ending in ("erofs", "json"):
-            (root / "blobs" / "sha256" / f"{name}.{ending}").symlink_to(
-                shared / "blobs" / "sha256" / f"{name}.{ending}"
-            )
-    store = LayerStore(root)
-    store.publish(base)
+        (root / "blobs" / "sha256" / name).symlink_to(shared / "blobs" / "sha256" / name)
+    store = DirectoryStore(root)
+    layers = [finish(store.layer(digest)) for digest in base.layers]
+    publish(store, PYTHON, base.reference.partition(":")[2], layers, env=base.env)
     return store
 
 
-def add_languages(store: LayerStore) -> None:
+def add_languages(store: DirectoryStore) -> None:
     """Add an environment with this host's compilers and node on top of the Debian base."""
     node = shutil.which("node")
     if node is None or shutil.which("dpkg") is None or shutil.which("gcc-12") is None:
@@ -63,16 +61,10 @@ def add_languages(store: LayerStore) -> None:
     tree = store.temporary("languages")
     for path in sorted(files | _libraries(files)):
         _copy(Path(path), tree)
-    image = store.temporary("image")
-    pack(tree, image)
-    shutil.rmtree(tree)
-    manifest = store.add(image, kind="toolkit", created_at=time.time())
-    base = store.resolve(PYTHON)
-    store.publish(
-        Environment(
-            name=LANGUAGES, version="1", layers=(manifest.digest, *base.layers), env=base.env
-        )
-    )
+    base = resolve(store, PYTHON)
+    toolkit = add_tree(store, tree, LayerKind.TOOLKIT)
+    layers = [toolkit, *(finish(store.layer(digest)) for digest in base.layers)]
+    publish(store, LANGUAGES, "1", layers, env=base.env)
 
 
 def _libraries(files: set[str]) -> set[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from layering import add_tree, publish
 from servers import Servers
 
 from sandfleet_common import messages as m
@@ -26,8 +27,7 @@ from sandfleet_common.logs import Logger
 from sandfleet_common.store import Store
 from sandfleet_node.clean import clean
 from sandfleet_node.config import NodeSettings
-from sandfleet_node.layers import Environment, LayerStore
-from sandfleet_node.layers.image import pack
+from sandfleet_node.layers import DirectoryStore
 from sandfleet_node.metrics import NodeMetrics
 from sandfleet_node.places import Places
 from sandfleet_node.service import NodeService
@@ -44,7 +44,7 @@ def build_tiny_layer(root: Path) -> None:
     busybox = shutil.which("busybox")
     if busybox is None or shutil.which("mkfs.erofs") is None:
         pytest.skip("needs busybox and mkfs.erofs: apt-get install busybox-static erofs-utils")
-    store = LayerStore(root)
+    store = DirectoryStore(root)
     store.make()
     tree = store.temporary("tiny")
     for name in ("bin", "etc", "root", "tmp", "proc", "sys", "dev", "home/user"):
@@ -58,15 +58,7 @@ def build_tiny_layer(root: Path) -> None:
     )
     (tree / "etc" / "group").write_text("root:x:0:\nuser:x:1000:\n")
     os.chown(tree / "home" / "user", 1000, 1000)
-    image = store.temporary("image")
-    pack(tree, image)
-    shutil.rmtree(tree)
-    manifest = store.add(image, kind="base", created_at=time.time())
-    store.publish(
-        Environment(
-            name=ENVIRONMENT, version="1", layers=(manifest.digest,), env={"FROM_ENV": "yes"}
-        )
-    )
+    publish(store, ENVIRONMENT, "1", [add_tree(store, tree)], env={"FROM_ENV": "yes"})
 
 
 class RunningNode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import socket
@@ -11,13 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from layering import add_tree, finish, publish, resolve
 from requirements import REPOSITORY, need_root
 
 from sandfleet_common.errors import Unreachable
-from sandfleet_node.layers import Environment, LayerStore
+from sandfleet_node.layers import DirectoryStore
 from sandfleet_node.layers.base import build_base
 from sandfleet_node.layers.debian import Release, bootstrap
 from sandfleet_node.layers.image import pack
+from sandfleet_node.layers.index import index_of
 
 pytestmark = [pytest.mark.root]
 
@@ -40,8 +41,9 @@ def test_equal_trees_give_equal_images(tmp_path: Path) -> None:
     for name in ("one", "two"):
         made = tree(tmp_path / name)
         os.utime(made / "etc" / "hosts", (len(digests), len(digests)))
-        pack(made, tmp_path / f"{name}.erofs")
-        digests.add(hashlib.sha256((tmp_path / f"{name}.erofs").read_bytes()).hexdigest())
+        (tmp_path / f"{name}.image").mkdir()
+        pack(made, tmp_path / f"{name}.image")
+        digests.add(index_of(*(tmp_path / f"{name}.image" / n for n in ("meta", "data"))).digest)
     assert len(digests) == 1
 
 
@@ -61,14 +63,11 @@ def test_a_mirror_that_does_not_answer_leaves_nothing_behind(tmp_path: Path) -> 
 
 
 def test_an_environment_that_is_there_is_not_built_again(tmp_path: Path) -> None:
-    store = LayerStore(tmp_path / "layers")
+    store = DirectoryStore(tmp_path / "layers")
     store.make()
-    image = store.temporary("image")
-    image.write_bytes(b"an image")
-    digest = store.add(image, kind="base", created_at=0).digest
-    store.publish(Environment(name="debian", version="12.1", layers=(digest,)))
+    publish(store, "debian", "12.1", [add_tree(store, tree(store.temporary("tree")))])
     told: list[str] = []
-    assert build_base(store, "debian", told.append).version == "12.1"
+    assert finish(build_base(store, "debian", told.append)).version == "12.1"
     assert told == []
 
 
@@ -84,5 +83,5 @@ def test_the_command_names_what_it_made_sure_of() -> None:
     assert [process.returncode for process in started] == [0, 0], answers
     assert len({out for out, _ in answers}) == 1
     name, digest = answers[0][0].split()
-    environment = LayerStore(state / "layers").resolve("debian")
-    assert (name, (digest,)) == (f"debian:{environment.version}", environment.layers)
+    environment = resolve(DirectoryStore(state / "layers"), "debian")
+    assert (name, (digest,)) == (environment.reference, environment.layers)
