@@ -12,6 +12,7 @@ from .acting import pause, resume
 from .calling import call
 from .completion import PROGRAM, VARIABLE, completion
 from .copying import cp
+from .environments import env
 from .fleet import alerts, drain, nodes
 from .jobs import job, jobs
 from .platform import doctor, down, status, up
@@ -61,7 +62,7 @@ def version() -> None:
 
 for _command in (
     up, down, status, doctor, run, call, create, ps, execute, logs, cp, rm, extend, inspect,
-    pause, resume, usage, top, nodes, drain, job, jobs, alerts, completion, version,
+    pause, resume, usage, top, nodes, drain, job, jobs, alerts, env, completion, version,
 ):  # fmt: skip
     cli.add_command(_command)
 cli.add_command(rm, "stop")
