@@ -136,6 +136,12 @@ class NodeSettings(ServiceSettings):
     """Imported by a warm sandbox, beside common parts of Python's library, where the environment
     has them. An environment names more in its note `imports`, separated by commas."""
 
+    layer_idle_seconds: float = Field(default=900, ge=0)
+    """A layer that no sandbox has used for so long is unmounted."""
+    layers_free_bytes: int = Field(default=2 * 1024**3, ge=0)
+    """Layers that nobody needs are removed from the node's disk while less than this is free.
+    Should be more than disk_floor_bytes; 0: never."""
+
     snapshot_packs_at_once: int = Field(default=2, gt=0, le=16)
     """Snapshots packed at the same time; the others wait, holding still what they will pack."""
     snapshot_pack_seconds: float = Field(default=900, gt=0)

@@ -39,7 +39,8 @@ from .disk import Disks
 from .ending import Ending
 from .keeper import Keeper
 from .launcher import LauncherRefused
-from .layers import Catalog, DirectoryStore, LayerFiles, Store
+from .layers import Catalog, DirectoryStore, LayerFiles, Resolved, Store
+from .layers.reading import mapped
 from .metrics import NodeMetrics
 from .records import Records
 from .sandbox import Ground, Sandbox
@@ -119,24 +120,35 @@ class Creation:
 
     async def _grounds(self, body: NodeCreate) -> dict[str, Ground | SandfleetError]:
         """Find out what the environments of a batch are; known ones are not waited for."""
-        found: dict[str, Ground | SandfleetError] = {}
+        latest: dict[str, float] = {}
         for item in body.items:
+            if self._is_known(item.sandbox_id):
+                continue
             name = item.spec.environment
-            if name not in found:
-                found[name] = await self._ground(name, item.deadline_at)
-        return found
+            latest[name] = max(item.deadline_at, latest.get(name, 0.0))
+        found: dict[str, Ground | SandfleetError] = {}
+        for name in latest:
+            if (known := self._catalog.recall(name)) is not None:
+                found[name] = _ground_of(known)
+        unknown = [name for name in latest if name not in found]
+        looked = await mapped(lambda name: self._ground(name, latest[name]), unknown)
+        return found | dict(zip(unknown, looked, strict=True))
+
+    def _is_known(self, sandbox_id: str) -> bool:
+        sandboxes = self._sandboxes
+        return (sandboxes.find(sandbox_id) or sandboxes.tombstones.get(sandbox_id)) is not None
 
     async def _ground(self, reference: str, deadline_at: float) -> Ground | SandfleetError:
-        known = self._catalog.recall(reference)
-        if known is None:
-            try:
-                async with asyncio.timeout(max(0.1, deadline_at - time.time())):
-                    known = await self._catalog.resolve(reference)
-            except SandfleetError as problem:
-                return problem
-            except TimeoutError:
-                return Unreachable("the store of layers did not answer by the deadline")
-        return Ground(known.layers, known.env, known.user, known.workdir, known.reference)
+        try:
+            async with asyncio.timeout(max(0.1, deadline_at - time.time())):
+                return _ground_of(await self._catalog.resolve(reference))
+        except NotFound as problem:
+            # Nodes share the store, so a scheduler may believe this of all of them.
+            return NotFound(problem.message, **{**problem.fields, "environment": reference})
+        except SandfleetError as problem:
+            return problem
+        except TimeoutError:
+            return Unreachable("the store of layers did not answer by the deadline")
 
     def _begin(
         self,
@@ -156,14 +168,14 @@ class Creation:
                 failure=Failure.from_error(gone(ended)),
             )
         try:
-            return self._accept(item, arrived_at, grounds[item.spec.environment])
+            return self._accept(item, arrived_at, grounds.get(item.spec.environment))
         except SandfleetError as problem:
             return Outcome(
                 sandbox_id=item.sandbox_id, status="refused", failure=Failure.from_error(problem)
             )
 
     def _accept(
-        self, item: NodeCreateItem, arrived_at: float, ground: Ground | SandfleetError
+        self, item: NodeCreateItem, arrived_at: float, ground: Ground | SandfleetError | None
     ) -> Sandbox:
         if node_of(item.sandbox_id) != self._node:
             raise NotFound(f"{item.sandbox_id} names another node; this is {self._node}")
@@ -173,6 +185,8 @@ class Creation:
             raise problem
         if arrived_at >= item.deadline_at:
             raise TimedOut("the deadline was over when the request arrived")
+        if ground is None:  # it was known a moment ago, and is forgotten
+            raise Unreachable("ask again: the sandbox of this id has just ended")
         if isinstance(ground, SandfleetError):
             raise ground
         sandbox = self._workshop.make(item.sandbox_id, item.spec, ground, 0)
@@ -315,6 +329,10 @@ class Creation:
             fields.append(("fsize", file_limit))
         fields += [("cgroup", path) for path in self._cgroups.v1_dirs(sandbox.id)]
         return fields
+
+
+def _ground_of(known: Resolved) -> Ground:
+    return Ground(known.layers, known.env, known.user, known.workdir, known.reference)
 
 
 async def until_done(work: asyncio.Future[None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
 
 from .core import Load
-from .launcher import Found, Launcher, Listeners
+from .launcher import Found, Launcher, LauncherRefused, Listeners
 from .layers import LayerFiles
 from .metrics import NodeMetrics
 
@@ -42,6 +43,7 @@ class Keeper:
         self._log = log
         self._launcher: Launcher | None = None
         self._layers: dict[str, asyncio.Task[None]] = {}
+        self._mounted_at: dict[str, float] = {}
         self.on_open: list[Callable[[int], Awaitable[None]]] = []
         """Awaited with the pid of each launcher, before sandboxes are created in it."""
         self.is_opening = False
@@ -127,6 +129,43 @@ class Keeper:
         if task is None or task.done():
             task = self._tasks.start(
                 self.need().mount_layer(digest, files.meta, files.data), f"mount {digest[:20]}"
+            )
+            self._layers[digest] = task
+            self._mounted_at[digest] = time.time()
+        await asyncio.shield(task)
+
+    def mounted(self) -> dict[str, float]:
+        """Return which layers are mounted, and since when, in seconds since 1970."""
+        return {d: self._mounted_at[d] for d in self._layers if self.has_layer(d)}
+
+    async def unmount(self, digest: str) -> None:
+        """Have a layer mounted no more. One that is wanted meanwhile is mounted anew.
+
+        Raises:
+            LauncherRefused: a sandbox uses it.
+            Unreachable: the launcher has gone.
+        """
+        task = self._layers.pop(digest, None)
+        try:
+            await self.need().unmount_layer(digest)
+        except LauncherRefused:
+            if task is not None:
+                self._layers.setdefault(digest, task)
+            raise
+
+    async def mount_directory(self, digest: str, path: Path) -> None:
+        """Have a directory mounted that serves as a layer on this node.
+
+        Raises:
+            LauncherRefused: it cannot be mounted.
+            Unreachable: the launcher has gone.
+        """
+        if self.has_layer(digest):
+            return
+        task = self._layers.get(digest)
+        if task is None or task.done():
+            task = self._tasks.start(
+                self.need().mount_directory(digest, path), f"mount {digest[:20]}"
             )
             self._layers[digest] = task
         await asyncio.shield(task)

@@ -142,6 +142,22 @@ class Launcher:
         fields = [("digest", digest), ("path", str(meta)), ("device", str(data)), ("fs", "erofs")]
         await self._ask([("op", "layer"), *fields])
 
+    async def unmount_layer(self, digest: str) -> None:
+        """Make a layer usable no more.
+
+        Raises:
+            LauncherRefused: a sandbox uses it, or it is not mounted.
+        """
+        await self._ask([("op", "unlayer"), ("digest", digest)])
+
+    async def mount_directory(self, digest: str, path: Path) -> None:
+        """Make a directory usable as a layer by `create`, read-only.
+
+        Raises:
+            LauncherRefused: it cannot be mounted.
+        """
+        await self._ask([("op", "layer"), ("digest", digest), ("path", str(path)), ("fs", "dir")])
+
     async def create(self, fields: Sequence[tuple[str, str | int]]) -> tuple[int, socket.socket]:
         """Create a sandbox, and return its pid and the node's end of its agent's channel.
 

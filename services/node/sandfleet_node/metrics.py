@@ -48,6 +48,10 @@ class NodeMetrics(Metrics):
             "snapshot_frozen", "How long a sandbox stood still for a snapshot"
         )
         self.snapshot_pack = self.seconds("snapshot_pack", "Cleaning and packing a snapshot")
+        self.layers_mounted = self.gauge("layers_mounted", "Layers mounted for sandboxes")
+        self.layers_freed = self.counter(
+            "layers_freed_bytes", "Layers removed from this machine because its disk filled"
+        )
         self.operations = self.counter("operations", "Requests served, by operation", "operation")
         self.streams = self.gauge("streams", "Client streams that are open")
         self.records_waiting = self.gauge("records_waiting", "Records not in Redis yet")

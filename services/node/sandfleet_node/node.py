@@ -36,7 +36,9 @@ from .hierarchies import detect
 from .janitor import Janitor
 from .keeper import Keeper
 from .launcher import Listeners
+from .layercare import LayerCare
 from .layers import Catalog, DirectoryStore, open_store
+from .layers.collection import Collector
 from .machine import depths_of, limits_of, raise_file_limit, read_machine, thresholds_of
 from .metrics import NodeMetrics
 from .outbox import Outbox
@@ -50,6 +52,7 @@ from .sandbox import Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
 from .shedder import Shedder
 from .snapshots import Forks, Making, SnapshotRecords, Snapshots, read_rules
+from .storedesk import StoreDesk
 from .storeroom import Storeroom
 from .swap import Swap
 from .tombstones import Tombstones
@@ -167,6 +170,12 @@ class Node:
             settings.parts_ahead, self.keeper, self.cgroups, self.places, ranges, self.load,
             pool, metrics, log,
         )  # fmt: skip
+        collector = Collector(self.layers, log, self.sandboxes.layers.used_at)
+        self.store_desk = StoreDesk(self.layers, self.catalog, collector, log)
+        self.layer_care = LayerCare(
+            settings, self.layers, self.local_layers, self.sandboxes.layers, self.keeper,
+            collector, metrics, log,
+        )  # fmt: skip
         self.creation = Creation(
             settings.name, self.limits, self.turnstile, workshop, self.sandboxes,
             self.ending, self.keeper, self.catalog, self.layers, self.local_layers, self.cgroups,
@@ -183,6 +192,10 @@ class Node:
         )  # fmt: skip
         self.snapshot_records = SnapshotRecords(self.places, self.layers, log)
         self.catalog.local_snapshots = self.snapshot_records.local
+        self.store_desk.snapshots.local = self.snapshot_records.local
+        self.layer_care.needed_here = lambda: [
+            digest for fork in self.snapshot_records.forks() for digest in fork.info.layers
+        ]
         self.snapshots = Snapshots(
             self.sandboxes, self.making, self.snapshot_records, self.janitor.wake, tasks,
             metrics, log,
@@ -247,6 +260,9 @@ class Node:
         self.functions.end_strangers()
         self.tasks.start(self.snapshots.recover(), "unfinished snapshots", critical=True)
         self.tasks.start(self.forks.run(), "forks", critical=True)
+        self.tasks.start(self.layer_care.run_leases(), "leases", critical=True)
+        self.tasks.start(self.layer_care.run_unmounting(), "unmounting", critical=True)
+        self.tasks.start(self.layer_care.run_room(), "room for layers", critical=True)
         self.tasks.start(self.janitor.run(), "janitor", critical=True)
         self.tasks.start(self.phases.run(), "phases", critical=True)
         self.tasks.start(self.storeroom.run(), "parts", critical=True)

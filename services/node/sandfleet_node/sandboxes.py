@@ -13,6 +13,7 @@ from sandfleet_common.messages import SandboxEvent, SandboxInfo
 from sandfleet_common.states import TERMINAL, Origin, State
 
 from .core import Load, verdict
+from .layers.inuse import InUse
 from .metrics import NodeMetrics
 from .outbox import Outbox
 from .records import Records
@@ -57,6 +58,8 @@ class Sandboxes:
         self._metrics = metrics
         self._log = log
         self._live: dict[str, Sandbox] = {}
+        self.layers = InUse()
+        """What they stand on."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -107,6 +110,7 @@ class Sandboxes:
     def add(self, sandbox: Sandbox) -> None:
         """Take a sandbox on, and count what it asked for."""
         self._live[sandbox.id] = sandbox
+        self.layers.take(sandbox.ground.layers)
         self.load.add(sandbox.spec.resources)
         if sandbox.state is State.PREPARING:
             self.load.starting += 1
@@ -156,6 +160,7 @@ class Sandboxes:
 
     def _bury(self, sandbox: Sandbox, now: float) -> None:
         del self._live[sandbox.id]
+        self.layers.release(sandbox.ground.layers)
         self.load.remove(sandbox.spec.resources)
         self.dates.set(sandbox.id, None)
         try:

@@ -21,6 +21,7 @@ from sandfleet_common.subjects import (
     NODE_CREATE,
     NODE_DRAIN,
     NODE_USAGE,
+    STORE_QUEUE,
     Subject,
     io_subject,
 )
@@ -142,6 +143,8 @@ class NodeService:
         for subject, handler in Operations(node).table():
             within = _CREATE_SECONDS if subject is FORK else _WITHIN_SECONDS
             await self._serve(subject, handler, within=within)
+        for subject, handler, within in node.store_desk.table():
+            await self._serve(subject, handler, within=within, queue=STORE_QUEUE)
         wildcard = io_subject(name, "x").removesuffix("x") + "*"
 
         async def on_frame(subject: str, payload: bytes) -> None:
@@ -163,6 +166,7 @@ class NodeService:
         subject: Subject[Any, Any],
         handler: Callable[[Any], Awaitable[Any]],
         within: float = _WITHIN_SECONDS,
+        queue: str = "",
     ) -> None:
         count = self._metrics.operations.labels(subject.pattern.rpartition(".")[2])
 
@@ -170,8 +174,9 @@ class NodeService:
             count.inc()
             return await handler(body)
 
+        holes = {"node": self._settings.name} if "node" in subject.holes() else {}
         self._heard.append(
-            await self._bus.serve(subject, counted, within=within, node=self._settings.name)
+            await self._bus.serve(subject, counted, queue=queue, within=within, **holes)
         )
 
     async def _drain_node(self, node: Node, body: NodeDrain) -> Ok:

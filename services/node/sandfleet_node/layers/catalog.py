@@ -1,8 +1,9 @@
 """What references stand for, kept in memory: a batch of creations must not wait for a store.
 
-A version of an environment never changes, and neither does a finished snapshot. Which version
-is the newest is believed for two seconds. While the store does not answer, what is known goes
-on being believed.
+A version of an environment never changes, and neither does a finished snapshot; that one was
+removed is noticed some seconds later. Which version is the newest is believed for two seconds.
+While the store does not answer, what is known goes on being believed, and what is not known is
+refused in bounded time.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from sandfleet_common.errors import Broken, Conflict, NotFound, Unreachable
+from sandfleet_common.errors import Broken, Conflict, NotFound, SandfleetError, Unreachable
 from sandfleet_common.ids import is_snapshot_id
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import EnvironmentInfo, SnapshotInfo, SnapshotState
 
+from .compatibility import warnings
 from .store import Store
 from .versions import parse_reference, version_key
 
@@ -28,6 +30,13 @@ NEWEST_SECONDS = 2.0
 NAMES_SECONDS = 5.0
 NAMES_MAX = 256
 """In a heartbeat."""
+ANSWER_SECONDS = 5.0
+"""Whoever wants a sandbox waits for the store so long."""
+LIST_SECONDS = 30.0
+"""A list of all environments may take longer; nobody waits for it."""
+_AGAIN_SECONDS = 1.0
+"""After the store did not answer it is left alone for so long: else each of many askers waits."""
+_SNAPSHOT_SECONDS = 60.0
 _KEPT = 8192
 
 
@@ -47,6 +56,7 @@ class Resolved:
     """Layers that were built on something else than what lies below them here."""
 
 
+_AWAY = "the store of layers does not answer"
 ResultT = TypeVar("ResultT")
 LocalSnapshots = Callable[[str], SnapshotInfo | None]
 
@@ -58,10 +68,12 @@ class Catalog:
         self._store = store
         self._log = log
         self._known: OrderedDict[str, Resolved] = OrderedDict()
-        self._newest: dict[str, tuple[float, Resolved]] = {}
-        self._asking: dict[str, asyncio.Task[Resolved]] = {}
+        self._known_at: dict[str, float] = {}
+        self._newest: OrderedDict[str, tuple[float, Resolved]] = OrderedDict()
+        self._asking: dict[str, asyncio.Future[Resolved | SandfleetError | None]] = {}
+        self._failed_at = float("-inf")
+        self._warned: set[str] = set()
         self._names: list[str] = []
-        self._names_at = float("-inf")
         self.failing_since: float | None = None
         """Since when the store does not answer; seconds since 1970."""
         self.local_snapshots: LocalSnapshots | None = None
@@ -79,23 +91,30 @@ class Catalog:
         return len(self._names) <= NAMES_MAX
 
     async def refresh(self) -> None:
-        """Read the names of all environments.
+        """Read the names of all environments, and forget those that were removed.
 
         Raises:
             Unreachable: the store does not answer.
         """
-        found = await self._asked(self._store.names("environments"))
+        began = time.monotonic()
+        found = await self._asked(self._store.names("environments"), LIST_SECONDS)
         self._names = sorted({name.partition("/")[0] for name in found})
-        self._names_at = time.monotonic()
+        there = {name.replace("/", ":") for name in found}
+        for known, at in list(self._known_at.items()):
+            is_old = at + _SNAPSHOT_SECONDS < began
+            if at < began and (is_old if is_snapshot_id(known) else known not in there):
+                self.forget(known)
 
     async def run(self) -> None:
-        """Keep the names fresh until cancelled."""
+        """Keep the names fresh until cancelled; a list that takes long is read less often."""
         while True:
+            began = time.monotonic()
             try:
                 await self.refresh()
-            except (Unreachable, OSError) as problem:
-                self._log.warning("store.unreachable", error=str(problem))
-            await asyncio.sleep(NAMES_SECONDS)
+            except SandfleetError as problem:
+                self._log.warning("store.unread", error=problem.message)
+            spent = time.monotonic() - began
+            await asyncio.sleep(max(NAMES_SECONDS, 10 * spent))
 
     # -------------------------------------------------------------- resolve
 
@@ -106,9 +125,14 @@ class Catalog:
             self._known.move_to_end(reference)
             return known
         newest = self._newest.get(reference)
-        if newest is not None and newest[0] > time.monotonic():
+        if newest is not None and (self.failing_since is not None or newest[0] > time.monotonic()):
             return newest[1]
         return None
+
+    @property
+    def _is_failing(self) -> bool:
+        """Whether the store did not answer a moment ago."""
+        return time.monotonic() - self._failed_at < _AGAIN_SECONDS
 
     async def resolve(self, reference: str) -> Resolved:
         """Return what a reference stands for; many who ask at once share one look.
@@ -118,15 +142,33 @@ class Catalog:
             Conflict: the snapshot is not ready.
             Unreachable: the store does not answer, and this was not known.
         """
-        found = self.recall(reference)
-        if found is not None:
-            return found
-        task = self._asking.get(reference)
-        if task is None:
-            task = asyncio.create_task(self._look(reference), name=f"resolve {reference[:60]}")
-            self._asking[reference] = task
-            task.add_done_callback(lambda _: self._asking.pop(reference, None))
-        return await asyncio.shield(task)
+        while True:
+            found = self.recall(reference)
+            if found is not None:
+                return found
+            asking = self._asking.get(reference)
+            if asking is None:
+                return await self._ask(reference)
+            told = await asyncio.shield(asking)
+            if isinstance(told, SandfleetError):
+                raise type(told)(told.message, **told.fields)
+            if told is not None:
+                return told
+
+    async def _ask(self, reference: str) -> Resolved:
+        """Look for all who want to know; should this one be cancelled, another takes over."""
+        asking = asyncio.get_running_loop().create_future()
+        self._asking[reference] = asking
+        told: Resolved | SandfleetError | None = None
+        try:
+            told = await self._look(reference)
+            return told
+        except SandfleetError as problem:
+            told = problem
+            raise
+        finally:
+            del self._asking[reference]
+            asking.set_result(told)
 
     async def _look(self, reference: str) -> Resolved:
         if is_snapshot_id(reference):
@@ -134,8 +176,18 @@ class Catalog:
         else:
             found = await self._environment(reference)
         self._known[found.reference] = found
+        self._known_at[found.reference] = time.monotonic()
         while len(self._known) > _KEPT:
-            self._known.popitem(last=False)
+            oldest, _ = self._known.popitem(last=False)
+            self._known_at.pop(oldest, None)
+            self._warned.discard(oldest)
+        while len(self._newest) > _KEPT:
+            self._newest.popitem(last=False)
+        if found.warnings and found.reference not in self._warned:
+            self._warned.add(found.reference)
+            self._log.warning(
+                "environment.warnings", environment=found.reference, warnings=found.warnings
+            )
         return found
 
     async def _environment(self, reference: str) -> Resolved:
@@ -209,17 +261,26 @@ class Catalog:
         """Believe nothing about an environment or snapshot any more: it was changed or removed."""
         name = reference.partition(":")[0]
         self._newest.pop(name, None)
-        for known in [k for k in self._known if k == reference or k.startswith(f"{name}:")]:
+        is_all = name == reference
+        for known in [k for k in self._known if k == reference or (is_all and _is_of(k, name))]:
             del self._known[known]
+            self._known_at.pop(known, None)
 
-    async def _asked(self, answer: Awaitable[ResultT]) -> ResultT:
+    async def _asked(
+        self, answer: Coroutine[Any, Any, ResultT], seconds: float = ANSWER_SECONDS
+    ) -> ResultT:
+        if self._is_failing:
+            answer.close()
+            raise Unreachable(_AWAY)
         try:
-            found = await answer
-        except Unreachable:
+            async with asyncio.timeout(seconds):
+                found = await answer
+        except (Unreachable, TimeoutError, OSError) as problem:
+            self._failed_at = time.monotonic()
             if self.failing_since is None:
                 self.failing_since = time.time()
-                self._log.error("store.failing")
-            raise
+                self._log.error("store.failing", error=str(problem))
+            raise Unreachable(_AWAY) from problem
         if self.failing_since is not None:
             self._log.info("store.back", seconds=round(time.time() - self.failing_since))
             self.failing_since = None
@@ -235,5 +296,9 @@ def resolved(info: EnvironmentInfo) -> Resolved:
         info.user,
         info.workdir,
         info.notes,
-        tuple(info.warnings),
+        tuple(warnings(info.layers)),
     )
+
+
+def _is_of(reference: str, name: str) -> bool:
+    return reference.partition(":")[0] == name
