@@ -162,6 +162,7 @@ class Environments:
             layers = await self._manifests(body.layers)
             info = await self._put(body, layers)
         self._catalog.forget(info.name)
+        self._catalog.learn(info.name)
         return with_warnings(info)
 
     async def _put(self, body: EnvironmentPublish, layers: list[Layer]) -> EnvironmentInfo:
