@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from node.caps_tools import sh
 from node.nodes import NodeHouse, RunningNode, output
 from servers import Servers
@@ -19,6 +21,20 @@ from sandfleet_common.ids import new_sandbox_id, new_snapshot_id
 from sandfleet_common.logs import Logger
 
 pytestmark = [pytest.mark.root, pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+@pytest_asyncio.fixture(params=["auto", "accounting"])
+async def node(request: pytest.FixtureRequest, house: NodeHouse) -> AsyncGenerator[RunningNode]:
+    """Return a node with a pool, where there can be one, and one without."""
+    async with house.running(disk_cap=request.param) as node:
+        yield node
+
+
+def held(node: RunningNode) -> list[str]:
+    """Return what is held still for children."""
+    pool = node.node.disks.pools.current
+    stages = [] if pool is None else [n for n in pool.sandboxes() if n.startswith("sn-")]
+    return stages + [path.name for path in node.node.places.forks.iterdir() if path.is_dir()]
 
 
 def ask(node: RunningNode, sandbox: str, count: int, **fields: Any) -> m.SandboxFork:
@@ -108,17 +124,40 @@ async def test_what_children_stand_on_goes_with_the_last_of_them(node: RunningNo
     await told(node, parent, "echo x > /root/x")
     body = ask(node, parent, 2)
     children = await fork(node, body)
-    (layer,) = await node.node.local_layers.layers()
+    assert held(node) == [body.snapshot_id]
     await node.stop(children[0])
     await node.node.forks.sweep(time.time() + 1)
-    assert await node.node.local_layers.layers() == [layer]
+    assert held(node) == [body.snapshot_id]
     await node.stop(children[1])
     await node.node.forks.sweep(time.time() + 1)
-    assert await node.node.local_layers.layers() == []
+    assert held(node) == []
     assert node.node.snapshot_records.forks() == []
     # The same content may come again.
     (child,) = await fork(node, ask(node, parent, 1))
     assert await told(node, child, "cat /root/x") == "x\n"
+
+
+async def test_ids_and_rights_are_the_childs_own(node: RunningNode) -> None:
+    parent = await node.create()
+    await told(
+        node, parent,
+        "cd /root; echo x > suid; /bin/busybox chown 1000:5 suid; /bin/busybox chmod 6755 suid; "
+        "/bin/busybox ln suid two; mkdir d; /bin/busybox chown 1000:1000 d; rm /bin/tail; "
+        "/bin/busybox ln -s x l; /bin/busybox chown -h 7:8 l; /bin/busybox mkfifo p; rm -r /home; "
+        "mkdir /home",
+    )  # fmt: skip
+    look = (
+        "/bin/busybox find /root /home /bin -exec /bin/busybox stat -c '%n %F %a %u %g %h' {} ';' "
+        "| grep -v 'directory' | sort; stat -c '%u %g %a' /root /root/d /home"
+    )
+    before = await told(node, parent, look)
+    (child,) = await fork(node, ask(node, parent, 1))
+    assert await told(node, child, look) == before
+    await told(node, child, "echo more >> /root/suid; /bin/busybox chown 3:3 /root/two")
+    (grandchild,) = await fork(node, ask(node, child, 1))
+    assert await told(node, grandchild, "cat /root/suid; stat -c '%u %g' /root/two") == (
+        "x\nmore\n3 3\n"
+    )
 
 
 async def test_the_next_service_knows_what_children_stand_on(house: NodeHouse) -> None:

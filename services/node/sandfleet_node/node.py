@@ -186,11 +186,11 @@ class Node:
             settings.name, workshop, self.sandboxes, self.ending, self.keeper, self.cgroups,
             self.disks, ranges, self.places, self.pausing, log,
         )  # fmt: skip
+        self.snapshot_records = SnapshotRecords(self.places, self.layers, log)
         self.making = Making(
             settings, self.places, self.disks, self.pausing, self.layers, self.local_layers,
-            read_rules(settings.snapshot_rules), metrics, log,
+            self.snapshot_records, read_rules(settings.snapshot_rules), metrics, log,
         )  # fmt: skip
-        self.snapshot_records = SnapshotRecords(self.places, self.layers, log)
         self.catalog.local_snapshots = self.snapshot_records.local
         self.store_desk.snapshots.local = self.snapshot_records.local
         self.layer_care.needed_here = lambda: [
@@ -202,7 +202,7 @@ class Node:
         )  # fmt: skip
         self.forks = Forks(
             settings.name, self.sandboxes, self.snapshots, self.snapshot_records,
-            self.local_layers, self.creation.create, log,
+            self.making, self.keeper, self.creation.create, log,
         )  # fmt: skip
         self.functions = FunctionCalls(
             settings, self.creation, self.sandboxes, self.ending, self.catalog,
@@ -246,7 +246,7 @@ class Node:
         self.swap.drop_stale()
         self.phases.open()
         self.sandboxes.tombstones.load(time.time())
-        self.snapshot_records.load_forks()
+        self.disks.held = self.snapshot_records.load_forks()
         self.tasks.start(self.records.run(), "records", critical=True)
         self.tasks.start(self.outbox.run(), "outbox", critical=True)
         self.tasks.start(self.catalog.run(), "catalog", critical=True)

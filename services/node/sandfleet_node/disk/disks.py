@@ -72,6 +72,8 @@ class Disks:
         """Which pool each sandbox is in, and the id of its subvolume there."""
         self._stages: dict[str, tuple[str, PoolStage]] = {}
         """By name: the sandbox each was made of, and what is held."""
+        self.held: set[str] = set()
+        """Names of stages of an earlier service that are needed still."""
         self._lifted: dict[str, tuple[int, list[PoolStage]]] = {}
         """The caps of sandboxes that share extents with stages, until those are freed."""
         self._counters: dict[str, tuple[float, dict[int, int]]] = {}
@@ -107,8 +109,9 @@ class Disks:
         if home is None:
             self._account(sandbox_id, limit_bytes)
             return
-        with contextlib.suppress(OSError):
-            home[0].limit(home[1], limit_bytes)  # may have been lifted for a stage
+        if not self.held:
+            with contextlib.suppress(OSError):
+                home[0].limit(home[1], limit_bytes)  # may have been lifted for a stage
 
     def _account(self, sandbox_id: str, limit_bytes: int) -> None:
         upper, _ = self.layer(sandbox_id)
@@ -141,6 +144,9 @@ class Disks:
 
     def keep(self, sandbox_ids: set[str]) -> None:
         """Remove everything of sandboxes other than these."""
+        for name in self._homes.keys() & self.held:
+            pool, subvolume = self._homes.pop(name)
+            self._stages[name] = "", PoolStage(pool, name, subvolume)
         for sandbox_id in self._homes.keys() - sandbox_ids:
             self._log.warning("disk.cleared", sandbox=sandbox_id)
             self.remove(sandbox_id)
@@ -202,6 +208,23 @@ class Disks:
         with contextlib.suppress(OSError):
             pool.limit(subvolume, limit_bytes + (1 + len(before)) * used)
         return stage
+
+    def hold(self, stage: Stage, name: str) -> Stage:
+        """Keep a stage also when this service has gone; the next is told its name, as `held`.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        if isinstance(stage, CopyStage):
+            return CopyStage(stage.folder.rename(self._places.forks / name))
+        return stage
+
+    def found(self, name: str) -> Stage | None:
+        """Return a stage that is held, by its name."""
+        if name in self._stages:
+            return self._stages[name][1]
+        folder = self._places.forks / name
+        return CopyStage(folder) if folder.is_dir() else None
 
     def unstage(self, stage: Stage) -> None:
         """Remove a stage. What it alone holds is freed a little later."""

@@ -37,6 +37,10 @@ class Stage(Protocol):
         """Return a descriptor that holds a mount of it which has no place."""
         ...
 
+    def place(self) -> Path:
+        """Return where the launcher sees its root."""
+        ...
+
     def remove(self) -> None:
         """Remove it; once more is no error."""
         ...
@@ -57,6 +61,10 @@ class PoolStage:
     def mount(self) -> int:
         """Return a descriptor that holds a mount of it."""
         return self.pool.mount(self.name)
+
+    def place(self) -> Path:
+        """Return where the launcher sees its root."""
+        return self.pool.place / self.name
 
     def remove(self) -> None:
         """Remove it."""
@@ -107,6 +115,10 @@ class CopyStage:
             return clone_mount(root)
         finally:
             os.close(root)
+
+    def place(self) -> Path:
+        """Return where its root is."""
+        return self.folder
 
     def remove(self) -> None:
         """Remove it, however deep it is."""

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from sandfleet_common.errors import BadRequest, SandfleetError
+from sandfleet_common.errors import BadRequest, SandboxFailed, SandfleetError
 from sandfleet_common.ids import node_of
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import (
@@ -23,9 +23,11 @@ from sandfleet_common.messages import (
     SandboxSpec,
     SnapshotState,
 )
-from sandfleet_node.layers import DirectoryStore
+from sandfleet_node.keeper import Keeper
+from sandfleet_node.launcher import LauncherRefused
 from sandfleet_node.sandboxes import Sandboxes
 
+from .making import Making
 from .records import Forked, SnapshotRecords
 from .snapshots import Snapshots
 
@@ -43,7 +45,8 @@ class Forks:
         sandboxes: Sandboxes,
         snapshots: Snapshots,
         records: SnapshotRecords,
-        local: DirectoryStore,
+        making: Making,
+        keeper: Keeper,
         create: Callable[[NodeCreate], Awaitable[NodeCreated]],
         log: Logger,
     ) -> None:
@@ -51,7 +54,8 @@ class Forks:
         self._sandboxes = sandboxes
         self._snapshots = snapshots
         self._records = records
-        self._local = local
+        self._making = making
+        self._keeper = keeper
         self._create = create
         self._log = log
         self._using: dict[str, int] = {}
@@ -68,6 +72,7 @@ class Forks:
         try:
             began = time.time()
             forked = await self._parent(body)
+            await self._mount(forked)
             items = [self._item(body, child, forked, began) for child in body.children]
             created = await self._create(NodeCreate(items=items))
         finally:
@@ -98,6 +103,20 @@ class Forks:
         parent = self._sandboxes.get(body.sandbox_id)
         return Forked(info=info, spec=parent.spec, job_id=parent.job_id)
 
+    async def _mount(self, forked: Forked) -> None:
+        """Show the launcher directories that the children stand on."""
+        for digest in forked.info.layers:
+            held = self._records.held(digest)
+            if held is None or self._keeper.has_layer(digest):
+                continue
+            place = self._making.held(held)
+            if place is None:
+                raise SandboxFailed(f"what {held.info.sandbox_id} was forked from is lost")
+            try:
+                await self._keeper.mount_directory(digest, place)
+            except LauncherRefused as problem:
+                raise SandboxFailed(f"the children cannot be created: {problem}") from None
+
     def _item(self, body: SandboxFork, child: str, forked: Forked, began: float) -> NodeCreateItem:
         return NodeCreateItem(
             sandbox_id=child,
@@ -114,7 +133,7 @@ class Forks:
         while True:
             try:
                 await self.sweep(time.time() - KEPT_SECONDS)
-            except (SandfleetError, OSError) as problem:
+            except (SandfleetError, LauncherRefused, OSError) as problem:
                 self._log.warning("forks.unswept", error=str(problem))
             await asyncio.sleep(_SWEEP_SECONDS)
 
@@ -122,26 +141,21 @@ class Forks:
         """Remove snapshots made before a time that no sandbox stands on.
 
         Raises:
+            LauncherRefused: a directory is in use all the same.
+            Unreachable: the launcher has gone.
             OSError: the disk failed.
         """
         used = {digest for sandbox in self._sandboxes for digest in sandbox.ground.layers}
+        used |= self._snapshots.needed()
         for forked in self._records.forks():
-            info = forked.info
-            is_used = info.snapshot_id in self._using or info.layer is None
-            if is_used or (info.ended_at or 0.0) > made_before or used & {info.layers[0]}:
+            is_new = (forked.info.ended_at or 0.0) > made_before
+            if is_new or forked.info.snapshot_id in self._using or forked.digest in used:
                 continue
-            self._records.remove_fork(info.snapshot_id)
-            self._log.info("fork.forgotten", snapshot=info.snapshot_id)
-        await self._remove_layers(used, made_before)
-
-    async def _remove_layers(self, used: set[str], made_before: float) -> None:
-        """Remove the node's own layers that are needed for nothing: others are in the store."""
-        named = {digest for forked in self._records.forks() for digest in forked.info.layers}
-        for stored in await self._local.layers():
-            if stored.digest in used or stored.digest in named:
-                continue
-            if stored.stored_at < made_before and not len(self._snapshots):
-                await self._local.remove_layer(stored.digest)
+            if self._keeper.has_layer(forked.digest):
+                await self._keeper.unmount(forked.digest)
+            self._records.remove_fork(forked.info.snapshot_id)
+            await self._making.forget(forked)
+            self._log.info("fork.forgotten", snapshot=forked.info.snapshot_id)
 
 
 def child_spec(parent: SandboxSpec, body: SandboxFork) -> SandboxSpec:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from sandfleet_common.errors import NoCapacity, NotFound
 from sandfleet_common.logs import Logger
-from sandfleet_common.messages import MIB, Digest, Layer, SnapshotState
+from sandfleet_common.messages import MIB, Digest, Layer, LayerKind, SnapshotState
 from sandfleet_node.config import NodeSettings
 from sandfleet_node.disk import Disks, Stage
 from sandfleet_node.layers import DirectoryStore, Store
+from sandfleet_node.layers.store import Notes
 from sandfleet_node.metrics import NodeMetrics
 from sandfleet_node.pausing import Pausing
 from sandfleet_node.places import Places
@@ -22,13 +23,15 @@ from sandfleet_node.sandbox import Sandbox
 
 from .jobs import Job
 from .packing import Allowance, pack_stage
-from .rules import Rules
+from .records import Forked, SnapshotRecords, name_of_held
+from .rules import Kind, Rules
 from .tree import Bounds, Cleaned, Cleaning, open_root, remove_own
 
 FLUSH_SECONDS = 10.0
 """How long writing out what is dirty is waited for before a sandbox stands still."""
 COPY_SECONDS = 300.0
 """How long a sandbox may stand still for being copied, where there is no pool."""
+NO_BOUND = 1 << 62
 _STAGING_AT_ONCE = 4
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -44,6 +47,7 @@ class Making:
         pausing: Pausing,
         store: Store,
         local: DirectoryStore,
+        records: SnapshotRecords,
         rules: Rules,
         metrics: NodeMetrics,
         log: Logger,
@@ -54,11 +58,14 @@ class Making:
         self._pausing = pausing
         self._store = store
         self._local = local
+        self._records = records
         self._rules = rules
         self._metrics = metrics
         self._log = log
         self._packs = asyncio.Semaphore(settings.snapshot_packs_at_once)
         self._stagings = asyncio.Semaphore(_STAGING_AT_ONCE)
+        self._sending = asyncio.Lock()
+        """What several snapshots lie on is packed and sent once."""
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(
             settings.snapshot_packs_at_once + _STAGING_AT_ONCE, thread_name_prefix="node-snapshot"
@@ -129,28 +136,38 @@ class Making:
 
     def _pack(self, job: Job, stage: Stage) -> tuple[Path, Cleaned]:
         cleaned = self._clean(job, stage)
+        folder = self._image(job, stage, Path("upper", job.asked.root.strip("/")), cleaned)
+        return folder, cleaned
+
+    def _image(self, job: Job, stage: Stage, inner: Path, cleaned: Cleaned | None) -> Path:
+        """Pack a stage; one without `cleaned` has been cleaned, and given its ids, before."""
         folder = self._places.staging / job.info.snapshot_id / "image"
         folder.mkdir()
         disk = os.statvfs(folder)
         room = disk.f_bavail * disk.f_frsize - self._settings.disk_reserve_bytes
-        if cleaned.disk_bytes > room:
+        needed = 1 if cleaned is None else cleaned.disk_bytes
+        if needed > room:
             raise NoCapacity(
-                f"the node's disk has no room for the layer: it takes {cleaned.disk_bytes // MIB} "
+                f"the node's disk has no room for the layer: it takes {needed // MIB} "
                 f"MiB, {max(0, room) // MIB} are left"
             )
-        allowance = Allowance(self._settings.snapshot_pack_seconds, room, job.is_local)
-        inner = Path("upper", job.asked.root.strip("/"))
-        pack_stage(stage, inner, job.first_id, folder, allowance, self._stop.is_set)
-        return folder, cleaned
+        first_id = None if cleaned is None else job.first_id
+        allowance = Allowance(self._settings.snapshot_pack_seconds, room)
+        pack_stage(stage, inner, first_id, folder, allowance, self._stop.is_set)
+        return folder
 
     def _clean(self, job: Job, stage: Stage) -> Cleaned:
         bounds = Bounds(
             job.disk_bytes + self._settings.snapshot_holes_bytes, self._settings.snapshot_files_max
         )
-        kinds = ("secret", "residue", "platform") if job.asked.scrub else ("platform",)
+        if job.is_local:  # nobody reads its holes
+            bounds = Bounds(NO_BOUND, bounds.files)
+        kinds: tuple[Kind, ...] = (
+            ("secret", "residue", "platform") if job.asked.scrub else ("platform",)
+        )
         cleaning = Cleaning(
             self._rules.of_kinds(kinds), bounds, job.first_id,
-            oci=job.asked.whiteouts == "oci", is_stopping=self._stop.is_set,
+            oci=job.asked.whiteouts == "oci", is_stopping=self._stop.is_set, shift=job.is_local,
         )  # fmt: skip
         top = stage.open()
         try:
@@ -168,10 +185,51 @@ class Making:
         finally:
             os.close(root)
 
+    # ------------------------------------------------------------------ hold
+
+    async def hold(self, job: Job, stage: Stage) -> Layer:
+        """Make a stage itself fit to be a layer on this node, without packing it.
+
+        Raises:
+            SandfleetError: it has too many files.
+            OSError: the disk is full or failed.
+        """
+        began = time.monotonic()
+        cleaned = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._hold, job, stage
+        )
+        job.update(packed_ms=round((time.monotonic() - began) * 1000, 3), stored_ms=0.0)
+        return Layer(
+            digest=name_of_held(job.info.snapshot_id),
+            kind=job.asked.kind,
+            size_bytes=cleaned.disk_bytes,
+            created_at=job.info.created_at,
+        )
+
+    def _hold(self, job: Job, stage: Stage) -> Cleaned:
+        cleaned = self._clean(job, stage)
+        self._disks.hold(stage, job.info.snapshot_id)
+        return cleaned
+
+    def held(self, forked: Forked) -> Path | None:
+        """Return where the launcher sees what a fork's children stand on; None: it is lost."""
+        stage = self._disks.found(forked.info.snapshot_id)
+        return None if stage is None else stage.place() / "upper"
+
+    async def forget(self, forked: Forked) -> None:
+        """Remove what a fork's children stood on."""
+        stage = self._disks.found(forked.info.snapshot_id)
+        if stage is not None:
+            await self.drop(stage)
+
     # ----------------------------------------------------------------- store
 
-    async def keep(self, job: Job, folder: Path) -> Layer:
-        """Put an image into the store, or, of a fork, into the node's own.
+    async def keep(self, job: Job, folder: Path) -> tuple[Layer, list[Digest]]:
+        """Put an image into the store, and what it lies on, as far as only this node has it.
+
+        Returns:
+            The layer, and the digests of those below it, which differ from those that the
+            sandbox stands on where these were not layers yet.
 
         Raises:
             SandfleetError: the store does not take it.
@@ -179,34 +237,67 @@ class Making:
         """
         job.update(state=SnapshotState.STORING)
         began = time.monotonic()
-        asked, info = job.asked, job.info
-        into_shared = not job.is_local and isinstance(self._store, DirectoryStore)
-        if into_shared:
-            layer = await self._store.add(
-                folder, asked.kind, created_at=info.created_at, description=asked.description,
-                notes=asked.notes,
-            )  # fmt: skip
-        else:
-            # Not forced to disk: where the power fails, all that would need it is lost, too.
-            layer = await self._local.add(
-                folder, asked.kind, created_at=info.created_at, description=asked.description,
-                notes=asked.notes, is_durable=False,
-            )  # fmt: skip
-        if not job.is_local:
-            if not into_shared:
-                await self._upload(job, layer)
-            for digest in job.below if job.is_whole else ():
-                await self._send_on(job, digest)
+        asked = job.asked
+        layer = await self._add(
+            job, folder, asked.kind, job.info.created_at, asked.description, asked.notes
+        )
+        below = [await self._kept(job, digest) for digest in job.below] if job.is_whole else []
         job.update(stored_ms=round((time.monotonic() - began) * 1000, 3))
+        return layer, below
+
+    async def _add(
+        self,
+        job: Job,
+        folder: Path,
+        kind: LayerKind,
+        created_at: float,
+        description: str = "",
+        notes: Notes | None = None,
+    ) -> Layer:
+        """Put an image into the store; by way of this node's own where the store is far."""
+        if isinstance(self._store, DirectoryStore):
+            return await self._store.add(
+                folder, kind, created_at=created_at, description=description, notes=notes
+            )
+        # Not forced to disk: where the power fails, all that would need it here is lost, too.
+        layer = await self._local.add(
+            folder, kind, created_at=created_at, description=description, notes=notes,
+            is_durable=False,
+        )  # fmt: skip
+        await self._upload(job, layer)
         return layer
 
-    async def _send_on(self, job: Job, digest: Digest) -> None:
-        """Bring a layer into the store that so far only this node has: of a fork."""
-        if self._local.files(digest) is None:
-            return
+    async def _kept(self, job: Job, digest: Digest) -> Digest:
+        """Return the digest in the store of what a sandbox stands on; packs it if need be."""
+        async with self._sending:
+            forked = self._records.held(digest)
+            if forked is None:
+                await self._send_on(job, digest)
+                return digest
+            if forked.packed is not None and await self._has(forked.packed):
+                return forked.packed
+            stage = self._disks.found(forked.info.snapshot_id)
+            if stage is None:
+                raise NotFound(f"what {forked.info.sandbox_id} was forked from is lost")
+            async with self._packs:
+                folder = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._image, job, stage, Path("upper"), None
+                )
+            layer = await self._add(job, folder, LayerKind.SNAPSHOT, forked.info.created_at)
+            folder.rmdir()
+            self._records.add_fork(forked.model_copy(update={"packed": layer.digest}))
+            return layer.digest
+
+    async def _has(self, digest: Digest) -> bool:
         try:
             await self._store.layer(digest)
         except NotFound:
+            return False
+        return True
+
+    async def _send_on(self, job: Job, digest: Digest) -> None:
+        """Bring a layer into the store that so far only this node has: of a fork."""
+        if self._local.files(digest) is not None and not await self._has(digest):
             await self._upload(job, await self._local.layer(digest))
 
     async def _upload(self, job: Job, layer: Layer) -> None:

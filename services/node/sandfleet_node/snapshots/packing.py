@@ -31,14 +31,12 @@ class Allowance:
     seconds: float
     file_bytes: int
     """Of each file that it writes."""
-    is_urgent: bool
-    """Somebody's new sandboxes wait for it."""
 
 
 def pack_stage(
     stage: Stage,
     inner: Path,
-    first_id: int,
+    first_id: int | None,
     folder: Path,
     allowance: Allowance,
     is_stopping: Callable[[], bool],
@@ -48,7 +46,7 @@ def pack_stage(
     Args:
         stage: where the tree is.
         inner: the directory of the stage that is packed.
-        first_id: of the sandbox's range on this host.
+        first_id: of the sandbox's range on this host; None: the tree has its ids already.
         folder: exists; `tree` beside it becomes the place where the stage is seen meanwhile.
         allowance: of the program.
         is_stopping: looked at again and again.
@@ -61,7 +59,8 @@ def pack_stage(
     place.mkdir()
     mount = stage.mount()
     try:
-        shift_ids(mount, first_id, IDS_EACH)
+        if first_id is not None:
+            shift_ids(mount, first_id, IDS_EACH)
         in_own_mounts(mount, place, lambda: _pack(place / inner, folder, allowance, is_stopping))
     finally:
         os.close(mount)
@@ -69,7 +68,7 @@ def pack_stage(
 
 
 def _pack(tree: Path, folder: Path, allowance: Allowance, is_stopping: Callable[[], bool]) -> None:
-    argv = [*([] if allowance.is_urgent else _KINDLY), "mkfs.erofs", *OPTIONS]
+    argv = [*_KINDLY, "mkfs.erofs", *OPTIONS]
     argv += [f"--blobdev={folder}/data", f"{folder}/meta", str(tree)]
     try:
         status, said = run(

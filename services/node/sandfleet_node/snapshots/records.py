@@ -7,6 +7,7 @@ on record on this node only.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from sandfleet_common.errors import Unreachable
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import (
+    Digest,
     Failure,
     Message,
     SandboxSpec,
@@ -35,6 +37,18 @@ class Forked(Message):
     info: SnapshotInfo
     spec: SandboxSpec
     job_id: str | None = None
+    packed: Digest | None = None
+    """The layer in the store that has the same files, once a snapshot needed one."""
+
+    @property
+    def digest(self) -> Digest:
+        """What the directory that they stand on is called."""
+        return self.info.layers[0]
+
+
+def name_of_held(snapshot_id: str) -> Digest:
+    """Return what a fork's directory is called among layers; it has no content to be named by."""
+    return f"sha256:{hashlib.sha256(f'held:{snapshot_id}'.encode()).hexdigest()}"
 
 
 class SnapshotRecords:
@@ -134,8 +148,8 @@ class SnapshotRecords:
 
     # ----------------------------------------------------------------- forks
 
-    def load_forks(self) -> None:
-        """Read what is on record of forks, after a start."""
+    def load_forks(self) -> set[str]:
+        """Read what is on record of forks, after a start; return their snapshots' ids."""
         for path in self._places.forks.glob("*.json"):
             try:
                 forked = Forked.decode(path.read_bytes())
@@ -143,6 +157,7 @@ class SnapshotRecords:
                 path.unlink(missing_ok=True)
                 continue
             self._forked[forked.info.snapshot_id] = forked
+        return set(self._forked)
 
     def fork(self, snapshot_id: str) -> Forked | None:
         """Return what a fork's children are made of."""
@@ -156,6 +171,13 @@ class SnapshotRecords:
     def forks(self) -> list[Forked]:
         """Return all of them."""
         return list(self._forked.values())
+
+    def held(self, digest: Digest) -> Forked | None:
+        """Return what a fork's children stand on, by the name that it has among layers."""
+        for forked in self._forked.values():
+            if forked.digest == digest:
+                return forked
+        return None
 
     def add_fork(self, forked: Forked) -> None:
         """Put a fork's snapshot on record, on this node only.

@@ -15,6 +15,7 @@ from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import SandboxSnapshot, SnapshotInfo, SnapshotState
 from sandfleet_common.states import State
+from sandfleet_node.disk import Stage
 from sandfleet_node.metrics import NodeMetrics
 from sandfleet_node.sandbox import Sandbox
 from sandfleet_node.sandboxes import Sandboxes, gone
@@ -62,6 +63,10 @@ class Snapshots:
             except (Unreachable, OSError) as problem:
                 self._log.warning("snapshots.unfinished", error=str(problem))
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    def needed(self) -> set[str]:
+        """Return the digests of layers that snapshots under way lie on."""
+        return {digest for job in self._jobs.values() for digest in job.below}
 
     async def snapshot(self, body: SandboxSnapshot) -> SnapshotInfo:
         """Pack what a sandbox has written, and wait for it as long as the caller likes.
@@ -147,22 +152,29 @@ class Snapshots:
         self._records.begin(job.info)
         stage = await self._making.stage(job, sandbox)
         job.staged.set()
+        if job.is_local:
+            await self._hold(job, stage)
+            return
         try:
-            if not job.is_local:
-                await self._know_line(job)
-                await self._records.save_if_up(job.info)
+            await self._know_line(job)
+            await self._records.save_if_up(job.info)
             folder = await self._making.pack(job, stage)
         finally:
             await self._making.drop(stage)
-        if not job.is_local:
-            await self._records.save_if_up(
-                job.info.model_copy(update={"state": SnapshotState.STORING})
-            )
-        layer = await self._making.keep(job, folder)
-        below = job.below if job.is_whole else ()
-        job.update(layer=layer, layers=[layer.digest, *below])
+        await self._records.save_if_up(job.info.model_copy(update={"state": SnapshotState.STORING}))
+        layer, below = await self._making.keep(job, folder)
+        # A layer that lies further down, too, is seen at the top; the kernel takes none twice.
+        job.update(layer=layer, layers=list(dict.fromkeys((layer.digest, *below))))
         if job.asked.key is not None:
             await self._records.save_key(job.asked.key, layer.digest)
+
+    async def _hold(self, job: Job, stage: Stage) -> None:
+        try:
+            layer = await self._making.hold(job, stage)
+        except BaseException:
+            await self._making.drop(stage)
+            raise
+        job.update(layer=layer, layers=[layer.digest, *job.below])
 
     async def _know_line(self, job: Job) -> None:
         """Find out what the first of its line was created from, and its nearest kept parent."""

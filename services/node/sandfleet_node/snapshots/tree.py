@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from sandfleet_common.errors import Conflict, NotFound
 from sandfleet_node.programs import Stopped
 
+from .ids import Ids
 from .rules import Rules
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -137,6 +138,7 @@ class Cleaning:
         *,
         oci: bool,
         is_stopping: Callable[[], bool],
+        shift: bool = False,
     ) -> None:
         """Prepare.
 
@@ -146,12 +148,14 @@ class Cleaning:
             owner: id that the sandbox's root has in the tree.
             oci: whether files named `.wh.*` stand for what is missing.
             is_stopping: looked at for every directory.
+            shift: give every file the ids that it has inside the sandbox.
         """
         self._rules = rules
         self._bounds = bounds
         self._owner = owner
         self._oci = oci
         self._is_stopping = is_stopping
+        self._ids = Ids(owner) if shift else None
         self.cleaned = Cleaned()
 
     def run(self, root: int) -> Cleaned:
@@ -186,6 +190,8 @@ class Cleaning:
             if len(path) > _PATH_MAX:
                 raise Conflict(f"a path of it has more than {_PATH_MAX} bytes: it lies too deep")
             _strip(b"/proc/self/fd/%d" % fd, follow=True)
+            if self._ids is not None:
+                self._ids.shift(b"/proc/self/fd/%d" % fd, os.fstat(fd), follow=True)
             names = [os.fsencode(name) for name in os.listdir(fd)]
             if self._oci:
                 names = self._convert(fd, names)
@@ -208,7 +214,7 @@ class Cleaning:
         path = here.path + b"/" + name if here.path else name
         found = os.lstat(name, dir_fd=here.fd)
         if is_whiteout(found):
-            self.cleaned.count(found, self._bounds)
+            self._keep(here, name, found)
             return None
         is_matched = not here.is_doomed and self._rules.matches(path)
         if is_matched:
@@ -221,9 +227,15 @@ class Cleaning:
         if is_doomed or not _is_plain(found):
             os.unlink(name, dir_fd=here.fd)
             return None
-        self.cleaned.count(found, self._bounds)
-        _strip(b"/proc/self/fd/%d/%s" % (here.fd, name), follow=False)
+        self._keep(here, name, found)
         return None
+
+    def _keep(self, here: _Place, name: bytes, found: os.stat_result) -> None:
+        path = b"/proc/self/fd/%d/%s" % (here.fd, name)
+        self.cleaned.count(found, self._bounds)
+        _strip(path, follow=False)
+        if self._ids is not None:
+            self._ids.shift(path, found, follow=False)
 
     def _convert(self, fd: int, names: list[bytes]) -> list[bytes]:
         """Make whiteouts of the files that stand for some; return what else is there."""
