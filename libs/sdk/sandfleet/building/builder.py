@@ -120,7 +120,7 @@ class Builder:
             ground = await self.carry_out(source)
             if not ground.layers:
                 raise BadRequest(f"{source.file}: nothing is in it: FROM scratch needs a COPY")
-            return await self.workshop.publish(name, ground, source=f"{source.file}")
+            return await self.workshop.offer(name, ground, source=f"{source.file}")
 
     async def carry_out(self, source: Source) -> Ground:
         """Build the stages that the target needs, and return what it comes to."""

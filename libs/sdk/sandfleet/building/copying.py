@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import IO
+from pathlib import Path
 
 from sandfleet.files import is_missing
 from sandfleet.sandbox import AsyncSandbox
@@ -21,7 +21,8 @@ from .parcels import Owner, Parcel, Place, archive_pieces, opened_archive, place
 from .stages import Files, Ground
 from .workshop import ROOT, Workshop
 
-_LARGEST_TAR_BYTES = 1 << 38
+_PACKED = "/.sandfleet-copy.tar"
+"""In the sandbox that is copied from, which is never packed itself."""
 _PASSWD_BYTES = 1 << 22
 
 
@@ -98,6 +99,7 @@ class Copier:
     async def _copy_from(self, files: Files, origin: Ground, owner: Owner) -> None:
         what = f"{files.line.file}:{files.line.number}: COPY --from={files.from_}"
         async with AsyncExitStack() as stack:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sandfleet-")))
             source = await stack.enter_async_context(self.workshop.sandbox(origin))
             found = [one for name in files.sources for one in await _find(source, name)]
             place = await self._place(files, from_folder=any(is_dir for _, is_dir in found))
@@ -107,34 +109,39 @@ class Copier:
                 )
             parcel = stack.enter_context(Parcel(owner))
             for path, is_folder in found:
-                file = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-                await self._fetch(source, path, file, is_folder=is_folder, what=what)
+                packed = scratch / "packed.tar"
+                await self._fetch(source, path, packed, is_folder=is_folder, what=what)
                 name = None if is_folder else place.name or posixpath.basename(path)
-                await asyncio.to_thread(parcel.add_tar, file, name)
+                with packed.open("rb") as file:
+                    await asyncio.to_thread(parcel.add_tar, file, name)
+                packed.unlink()
             await self.unpack(place.folder, parcel.pieces(), what)
 
     async def _fetch(
-        self, source: AsyncSandbox, path: str, file: IO[bytes], *, is_folder: bool, what: str
+        self, source: AsyncSandbox, path: str, target: Path, *, is_folder: bool, what: str
     ) -> None:
-        """Write a tar of `path` in another sandbox to `file`."""
+        """Write a tar of `path` in another sandbox to `target` on this machine."""
         folder, name = (path, ".") if is_folder else posixpath.split(path)
-        argv = ["tar", "-c", "-f", "-", *([] if is_folder else ["-h"]), "-C", folder, "--", name]
+        argv = [
+            "tar",
+            "-c",
+            "-f",
+            _PACKED,
+            *([] if is_folder else ["-h"]),
+            "-C",
+            folder,
+            "--",
+            name,
+        ]
         try:
-            command = await self.workshop.output(source, argv)
+            result = await source.run(argv, user=ROOT, cwd="/")
         except NotFound:
             raise BadRequest(f"{what}: it has no tar, which is needed to copy from it") from None
-        async with command:
-            size = 0
-            async for chunk in command:
-                if chunk.stream == "stdout":
-                    size += len(chunk.data)
-                    if size > _LARGEST_TAR_BYTES:
-                        raise BadRequest(f"{what}: {path} is larger than 256 GiB")
-                    await asyncio.to_thread(file.write, chunk.data)
-            result = await command.wait()
         if not result.ok:
-            raise BadRequest(f"{what}: tar could not read {path}: exit code {result.exit_code}")
-        file.seek(0)
+            said = result.error_text.strip()[-500:]
+            raise BadRequest(f"{what}: tar could not read {path}: {said}")
+        await source.files.download(_PACKED, target, user=ROOT)
+        await source.files.remove(_PACKED, user=ROOT)
 
     async def _place(self, files: Files, *, from_folder: bool) -> Place:
         is_there = False

@@ -70,7 +70,7 @@ class Importer:
         ground = dataclasses.replace(
             ground, env=image.env, user=image.user, workdir=image.workdir, notes=image.notes
         )
-        return await self._workshop.publish(name, ground, source=source)
+        return await self._workshop.offer(name, ground, source=source)
 
     async def ground(self, image: str) -> Ground:
         """Return an image of a registry as what to build on, imported when it has to be.

@@ -71,7 +71,7 @@ async def assemble(builder: Builder, kit: Kit, name: str) -> EnvironmentInfo:
     async with builder.limited():
         ground = await builder.from_name(kit.on)
         ground = await stacked(builder, ground, kit)
-        return await builder.workshop.publish(name, ground, source=kit.source)
+        return await builder.workshop.offer(name, ground, source=kit.source)
 
 
 async def stacked(builder: Builder, ground: Ground, kit: Kit) -> Ground:

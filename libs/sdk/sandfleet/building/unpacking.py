@@ -194,12 +194,11 @@ class Tree:
         """Remove what is there, but not what this layer has put there."""
         if not os.path.lexists(path):
             return
-        if not os.path.islink(path) and os.path.isdir(path):
-            if path in self.placed or path in self.above:
-                for child in os.listdir(path):
-                    self.remove_lower(posixpath.join(path, child))
-                return
-        if path not in self.placed:
+        is_folder = not os.path.islink(path) and os.path.isdir(path)
+        if is_folder and (path in self.placed or path in self.above):
+            for child in os.listdir(path):
+                self.remove_lower(posixpath.join(path, child))
+        elif path not in self.placed:
             remove(path)
 
     def skip(self, what: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from sandfleet.calls import CALL_SECONDS, call
 from sandfleet.client import AsyncClient
-from sandfleet.command import AsyncCommand
 from sandfleet.results import Result
 from sandfleet.sandbox import CLEANUP_SECONDS, AsyncSandbox
 from sandfleet_common import messages as m
@@ -27,6 +27,9 @@ FACTS = ("distribution", "libc", "python")
 """Notes of a base layer that say what can be stacked on it."""
 BUILT_ON = "built_on."
 LAST_LINES = 20
+HEARD_SECONDS = 15.0
+"""After which everybody knows of what was published."""
+HEARD_AGAIN_SECONDS = 0.2
 _OUTPUT_LIMIT_BYTES = 64 * m.MIB
 _TEMPORARY = "build."
 
@@ -90,6 +93,16 @@ class Workshop:
             source=source[:500],
         )
         return await call(self._transport, s.ENVIRONMENT_PUBLISH, body)
+
+    async def offer(self, name: str, ground: Ground, *, source: str) -> m.EnvironmentInfo:
+        """Name a stack, and return once sandboxes can be created from it, as a rule."""
+        info = await self.publish(name, ground, source=source)
+        for _ in range(int(HEARD_SECONDS / HEARD_AGAIN_SECONDS)):
+            nodes = await self._client.nodes()
+            if any(info.name in n.environments or not n.environments_complete for n in nodes):
+                break
+            await asyncio.sleep(HEARD_AGAIN_SECONDS)
+        return info
 
     # ------------------------------------------------------------------ layers
 
@@ -157,7 +170,7 @@ class Workshop:
                 ttl_seconds=self.means.timeout_seconds + 600,
                 labels={"sandfleet.build": "1"},
             )
-            sandbox = await self._client.create(spec)
+            sandbox = await self._created(spec)
         keep = False
         try:
             yield sandbox
@@ -226,11 +239,18 @@ class Workshop:
             raise BuildFailed(f"{what}: {_ending(result, result.stderr)}")
         return result.stdout
 
-    async def output(self, sandbox: AsyncSandbox, argv: Sequence[str]) -> AsyncCommand:
-        """Start a command as root whose output the caller reads."""
-        return await sandbox.start(list(argv), user=ROOT, cwd="/", output_limit=64 * m.GIB)
-
     # ---------------------------------------------------------------- internal
+
+    async def _created(self, spec: m.SandboxSpec) -> AsyncSandbox:
+        """Create a sandbox; the schedulers may not have heard yet of an environment."""
+        began = time.monotonic()
+        while True:
+            try:
+                return await self._client.create(spec)
+            except NotFound:
+                if time.monotonic() - began > HEARD_SECONDS:
+                    raise
+            await asyncio.sleep(HEARD_AGAIN_SECONDS)
 
     @asynccontextmanager
     async def _named(self, ground: Ground) -> AsyncGenerator[str]:

@@ -156,7 +156,7 @@ class _Order:
                 ground = await builder.carry_out(source)
                 origin = f"{source.file} in {source.context.root.resolve().name}"
             ground = await stacked(builder, ground, kit)
-            return await builder.workshop.publish(self.name, ground, source=origin)
+            return await builder.workshop.offer(self.name, ground, source=origin)
 
     def _source(self) -> Source | None:
         dockerfile = self.values["dockerfile"]
