@@ -22,7 +22,6 @@ import peers
 import report
 
 from sandfleet import AsyncClient, AsyncSandbox, Resources, SandboxSpec, local
-from sandfleet_node.layers import LayerStore
 
 SPEC = SandboxSpec(resources=Resources(cpu=1, memory_bytes=256 * 1024**2, pids=64))
 PACE_PER_S = 50
@@ -146,8 +145,7 @@ def main() -> int:
         figures: dict[str, float | int | str | None] = {**asyncio.run(ours(options.n))}
     finally:
         local.down(state, progress=lambda line: None)
-    store = LayerStore(state / "layers")
-    layer = store.layer_path(store.resolve("debian").layers[0])
+    layer = peers.base_layer(state)
     rates, notes = theirs(layer, options.runc, options.docker)
     native = float(figures["native_rate_per_s"] or 0)
     figures.update(rates)

@@ -23,7 +23,6 @@ import peers
 import report
 
 from sandfleet import AsyncClient, AsyncSandbox, Resources, SandboxSpec, local
-from sandfleet_node.layers import LayerStore
 
 SPEC = SandboxSpec(
     resources=Resources(cpu=1, memory_bytes=256 * 1024**2, pids=64), ttl_seconds=7200
@@ -140,8 +139,7 @@ def main() -> int:
         figures = asyncio.run(ours(state, options.n))
     finally:
         local.down(state, progress=lambda line: None)
-    store = LayerStore(state / "layers")
-    layer = store.layer_path(store.resolve("debian").layers[0])
+    layer = peers.base_layer(state)
     measured, notes = theirs(layer, options.docker)
     figures.update(measured)
     report.write("density", figures, notes)

@@ -18,7 +18,6 @@ import peers
 import report
 
 from sandfleet import AsyncClient, local
-from sandfleet_node.layers import LayerStore
 
 
 async def ours(count: int) -> list[float]:
@@ -79,8 +78,7 @@ def main() -> int:
         taken = asyncio.run(ours(options.n))
     finally:
         local.down(state, progress=lambda line: None)
-    store = LayerStore(state / "layers")
-    layer = store.layer_path(store.resolve("debian").layers[0])
+    layer = peers.base_layer(state)
     medians, notes = theirs(layer, options.peer)
     p50 = report.percentile(taken, 50)
     docker_p50 = medians["docker_p50_ms"]

@@ -24,7 +24,6 @@ import peers
 import report
 
 from sandfleet import AsyncClient, AsyncCommand, AsyncSandbox, Resources, SandboxSpec, local
-from sandfleet_node.layers import LayerStore
 
 DIRTY_BYTES = 1024**3
 SPEC = SandboxSpec(resources=Resources(memory_bytes=DIRTY_BYTES + DIRTY_BYTES // 2))
@@ -155,8 +154,7 @@ def main() -> int:
         figures = asyncio.run(ours(options.n))
     finally:
         local.down(state, progress=lambda line: None)
-    store = LayerStore(state / "layers")
-    layer = store.layer_path(store.resolve("debian").layers[0])
+    layer = peers.base_layer(state)
     measured, notes = theirs(layer)
     figures.update(measured)
     notes.append("half of the dirty memory is random and cannot be compressed")

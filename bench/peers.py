@@ -6,6 +6,7 @@ ends and removes all that it started.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -16,6 +17,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from sandfleet_common.logs import Logger
+from sandfleet_node.disk.mounts import attach_in, open_mount
+from sandfleet_node.layers import Catalog, DirectoryStore
 
 IDLE = ["sleep", "86400"]
 
@@ -35,13 +40,30 @@ def _run(
     return done
 
 
+def base_layer(state: Path) -> Path:
+    """Return the folder of the base layer, as a started platform has it."""
+    store = DirectoryStore(state / "layers")
+
+    async def newest() -> str:
+        catalog = Catalog(store, Logger("bench"))
+        return (await catalog.resolve("debian")).layers[-1]
+
+    return store.folder(asyncio.run(newest()))
+
+
 @contextmanager
 def mounted(layer: Path) -> Generator[Path]:
-    """Mount a layer's EROFS image while the block runs."""
+    """Mount a layer, given its folder, while the block runs; files serve as its devices."""
     with tempfile.TemporaryDirectory(prefix="sandfleet-bench-") as folder:
         where = Path(folder) / "base"
         where.mkdir()
-        _run(["mount", "-t", "erofs", "-o", "loop,ro", str(layer), str(where)])
+        mount = open_mount(
+            "erofs", str(layer / "meta"), {"device": str(layer / "data"), "ro": None}
+        )
+        try:
+            attach_in(os.getpid(), mount, where)
+        finally:
+            os.close(mount)
         try:
             yield where
         finally:

@@ -28,7 +28,6 @@ import peers
 import report
 
 from sandfleet import AsyncClient, AsyncSandbox, Qos, Resources, SandboxSpec, local
-from sandfleet_node.layers import LayerStore
 
 CORES = os.cpu_count() or 1
 STEP_MS = 10
@@ -229,8 +228,7 @@ def main() -> int:
         figures: dict[str, float | int | str | None] = {**asyncio.run(ours(options.n))}
     finally:
         local.down(state, progress=lambda line: None)
-    store = LayerStore(state / "layers")
-    layer = store.layer_path(store.resolve("debian").layers[0])
+    layer = peers.base_layer(state)
     medians, notes = theirs(layer, options.n)
     figures.update(medians)
     figures["n"] = options.n

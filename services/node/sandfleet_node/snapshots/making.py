@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sandfleet_common.errors import NoCapacity, NotFound
+from sandfleet_common.ids import new_ulid
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import MIB, Digest, Layer, LayerKind, SnapshotState
 from sandfleet_node.config import NodeSettings
@@ -141,7 +142,7 @@ class Making:
 
     def _image(self, job: Job, stage: Stage, inner: Path, cleaned: Cleaned | None) -> Path:
         """Pack a stage; one without `cleaned` has been cleaned, and given its ids, before."""
-        folder = self._places.staging / job.info.snapshot_id / "image"
+        folder = self._places.staging / job.info.snapshot_id / f"image-{new_ulid()}"
         folder.mkdir()
         disk = os.statvfs(folder)
         room = disk.f_bavail * disk.f_frsize - self._settings.disk_reserve_bytes
@@ -284,7 +285,6 @@ class Making:
                     self._threads, self._image, job, stage, Path("upper"), None
                 )
             layer = await self._add(job, folder, LayerKind.SNAPSHOT, forked.info.created_at)
-            folder.rmdir()
             self._records.add_fork(forked.model_copy(update={"packed": layer.digest}))
             return layer.digest
 
