@@ -33,8 +33,13 @@ class NodeSettings(ServiceSettings):
     state_dir: Path = Path("/var/lib/sandfleet")
     """Layers are read below it, sandboxes live below it."""
     store_url: str = ""
-    """Where layers and environments are: a directory that nodes may share (file:///path), or
-    empty: `layers` below the state directory."""
+    """Where layers and environments are: a directory that nodes may share (file:///path), an
+    object store (s3://bucket/prefix; credentials from the environment), or empty: `layers` below
+    the state directory."""
+    store_endpoint: str = ""
+    """http(s)://host:port of an object store that is not Amazon's."""
+    store_timeout_seconds: float = Field(default=30, gt=0)
+    """One request to an object store may take so long, all its tries together."""
     native_binary: str = ""
     """sandfleet-native; empty: that of the checkout, else the one in PATH."""
 

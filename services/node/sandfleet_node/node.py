@@ -102,7 +102,11 @@ class Node:
         self.turnstile = Turnstile(settings.starting_at_once)
         self.cgroups = Cgroups(detect(), settings.name)
         self.phases = Phases(self.cgroups, log)
-        self.layers = open_store(settings.store_url or self.places.layers.as_uri())
+        self.layers = open_store(
+            settings.store_url or self.places.layers.as_uri(),
+            settings.store_endpoint,
+            settings.store_timeout_seconds,
+        )
         self.local_layers = DirectoryStore(self.places.root / "layers")
         self.catalog = Catalog(self.layers, log)
         self.records = Records(store, self._on_outdated, log)
