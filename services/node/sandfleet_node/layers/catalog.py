@@ -85,6 +85,11 @@ class Catalog:
         """Return the names of environments, as of some seconds ago, at most NAMES_MAX."""
         return self._names[:NAMES_MAX]
 
+    def learn(self, name: str) -> None:
+        """Take note of an environment that was just published: the next heartbeat tells of it."""
+        if name not in self._names:
+            self._names = sorted([*self._names, name])
+
     @property
     def is_complete(self) -> bool:
         """Whether `names` has all there are."""
