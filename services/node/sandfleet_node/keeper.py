@@ -168,6 +168,7 @@ class Keeper:
                 self.need().mount_directory(digest, path), f"mount {digest[:20]}"
             )
             self._layers[digest] = task
+            self._mounted_at[digest] = time.time()
         await asyncio.shield(task)
 
     async def quit(self) -> None:
