@@ -144,9 +144,7 @@ def test_a_file_through_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
     assert "link to nothing" in said
 
 
-@pytest.mark.parametrize(
-    "data", [b"no tar at all" * 100, layer(entry("f", b"x" * 5000))[:2000], b""]
-)
+@pytest.mark.parametrize("data", [b"no tar" * 200, layer(entry("f", b"x" * 5000))[:2000], b""])
 def test_what_is_no_tar_is_refused(tmp_path: Path, data: bytes) -> None:
     assert refused(tmp_path, data)
 
