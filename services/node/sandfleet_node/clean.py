@@ -13,6 +13,7 @@ from sandfleet_common.logs import Logger
 
 from .cgroups import Cgroups
 from .disk.loop import until_free
+from .egress.proxylink import end
 from .hierarchies import CgroupError, detect
 from .launcherprocess import connect_socket, is_gone, peer_pid
 from .places import Places
@@ -31,6 +32,7 @@ def clean(places: Places, node: str, log: Logger) -> None:
     lock = take_lock(places)
     try:
         _end_launcher(places.run, log)
+        end(places.run)
         _remove_groups(node, log)
         images = [*places.pools.resolve().glob("*.img")]
         for image in until_free(images, _QUIT_SECONDS):

@@ -13,6 +13,8 @@ from sandfleet_common.errors import BadRequest
 from sandfleet_common.ids import check_node
 from sandfleet_common.settings import ServiceSettings
 
+from .egress.policy import Rule
+
 IDS_EACH = 65_536
 """Host ids in the range of one sandbox."""
 STRIDE = IDS_EACH + 128
@@ -160,6 +162,17 @@ class NodeSettings(ServiceSettings):
     """File of rules that say what snapshots leave out; empty: the one that comes with the node
     (snapshots/scrub.txt, which says how rules are written)."""
 
+    build_hosts: list[str] = Field(default_factory=list[str])
+    """Hosts that sandboxes with network `build` reach: names, `*.suffix`, each with a `:port` or
+    at 80 and 443; in a variable, with commas between them. A host named here may be at a private
+    address, those behind a `*` may not."""
+    build_hosts_auto: bool = True
+    """Beside them those that apt, pip and npm of this machine get packages from."""
+    build_connections_each: int = Field(default=64, gt=0, le=1024)
+    """Open connections of one such sandbox; further ones wait."""
+    build_connections: int = Field(default=1024, gt=0, le=16_384)
+    """Those of all of them together."""
+
     parts_ahead: int = Field(default=64, ge=0, le=512)
     """Id ranges whose namespaces, control groups and directory are made ahead of need; 0: none."""
 
@@ -197,6 +210,18 @@ class NodeSettings(ServiceSettings):
             return check_node(value)
         except BadRequest as problem:
             raise ValueError(problem.message) from None
+
+    @field_validator("build_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: object) -> object:
+        return value.replace(",", " ").split() if isinstance(value, str) else value
+
+    @field_validator("build_hosts")
+    @classmethod
+    def _names_hosts(cls, value: list[str]) -> list[str]:
+        for text in value:
+            Rule.parse(text)
+        return value
 
     @model_validator(mode="after")
     def _ranges_fit(self) -> NodeSettings:

@@ -36,6 +36,7 @@ from .config import IDS_EACH
 from .core import Limits, refusal
 from .cores import separate
 from .disk import Disks
+from .egress.network import BuildNetwork
 from .ending import Ending
 from .keeper import Keeper
 from .launcher import LauncherRefused
@@ -72,6 +73,7 @@ class Creation:
         cgroups: Cgroups,
         disks: Disks,
         storeroom: Storeroom,
+        build_network: BuildNetwork,
         records: Records,
         pool: Executor,
         tasks: Tasks,
@@ -93,6 +95,7 @@ class Creation:
         self._cgroups = cgroups
         self._disks = disks
         self._storeroom = storeroom
+        self._build_network = build_network
         self._records = records
         self._threads = Batching(pool, _LANES)
         self._saving: dict[str, asyncio.Future[None]] = {}
@@ -279,6 +282,7 @@ class Creation:
         if self._cookies:
             separate(pid)
         await sandbox.greet(sandbox.link)
+        await self._build_network.attach(sandbox)
 
     def _files(self, digest: str) -> LayerFiles:
         """Return a layer's files: the node's own, or those of the store."""

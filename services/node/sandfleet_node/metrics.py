@@ -88,6 +88,18 @@ class NodeMetrics(Metrics):
         self.used_disk = self.gauge("used_disk_bytes", "Writable layers of all sandboxes")
         self.processes = self.gauge("processes", "Processes and threads of all sandboxes")
         self.egress = self.counter("egress_bytes", "Sent by sandboxes, loopback aside")
+        self.egress_connections = self.counter(
+            "egress_connections", "Connections to hosts for sandboxes that build"
+        )
+        self.egress_open = self.gauge(
+            "egress_open", "Open connections of sandboxes that build to their proxy"
+        )
+        self.egress_received = self.counter(
+            "egress_received_bytes", "Received by sandboxes that build"
+        )
+        self.egress_refused = self.counter(
+            "egress_refused", "Requests of sandboxes that build that were not served", "kind"
+        )
         self.each_memory = self.distribution(
             "each_memory_bytes", "Sandboxes by the memory they hold", _MEMORY_BOUNDS
         )

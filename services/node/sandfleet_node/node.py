@@ -28,6 +28,7 @@ from .core import Load, closed, is_to_pause
 from .cores import CoreScheduling, separate, support
 from .creation import Creation
 from .disk import Disks
+from .egress.network import BuildNetwork
 from .ending import LAUNCHER_DIED, Ending
 from .files import Files
 from .freezer import Freezer
@@ -161,7 +162,11 @@ class Node:
             settings.name, settings.usage_seconds, self.sandboxes, self.cgroups, pool, metrics
         )
         self.usage.disk_usage = self.disks.usage
-        self.ending.on_end.append(self.usage.on_end)
+        self.build_network = BuildNetwork(
+            settings, self.places.run, self.files, tasks, metrics, log
+        )
+        self.usage.sent_bytes = self.build_network.sent_bytes
+        self.ending.on_end += [self.usage.on_end, self.build_network.forget]
         self.shedder = Shedder(
             settings.state_dir, *depths_of(settings), self.sandboxes, self.ending, self.cgroups,
             self.reclaimer.reclaim_idle, self.pausing.pause_idle, self.disks.usage, pool, tasks,
@@ -183,7 +188,7 @@ class Node:
         self.creation = Creation(
             settings.name, self.limits, self.turnstile, workshop, self.sandboxes,
             self.ending, self.keeper, self.catalog, self.layers, self.local_layers, self.cgroups,
-            self.disks, self.storeroom, self.records, pool, tasks, metrics, log,
+            self.disks, self.storeroom, self.build_network, self.records, pool, tasks, metrics, log,
             has_cookies=settings.core_scheduling,
         )  # fmt: skip
         self.adoption = Adoption(
@@ -261,6 +266,8 @@ class Node:
             self.phases.adopt(sandbox)
             if self.settings.core_scheduling:
                 self._separate(sandbox)
+        await self.build_network.adopt(self.sandboxes)
+        self.tasks.start(self.build_network.run(), "build network", critical=True)
         self.functions.end_strangers()
         self.tasks.start(self.snapshots.recover(), "unfinished snapshots", critical=True)
         self.tasks.start(self.forks.run(), "forks", critical=True)
@@ -289,6 +296,7 @@ class Node:
     def _close(self) -> None:
         self.pausing.close()
         self.making.close()
+        self.build_network.close()
         # Waits for what is under way: it leaves off within a slice, and uses the node's files.
         self.memory_pool.shutdown(wait=True, cancel_futures=True)
         for sandbox in self.sandboxes:
@@ -309,6 +317,7 @@ class Node:
         if endings:
             await asyncio.wait(endings)
         await self.keeper.quit()
+        self.build_network.quit()
         await self.storeroom.empty()
         await asyncio.get_running_loop().run_in_executor(self.memory_pool, self.swap.remove)
         await self.janitor.empty()

@@ -90,6 +90,7 @@ class Sandbox:
         "is_greeted",
         "job_id",
         "link",
+        "network_env",
         "node",
         "origin",
         "paused_at",
@@ -151,6 +152,8 @@ class Sandbox:
         self.link: AgentLink | None = None
         self.tap: Tap | None = None
         """Who takes the frames of one command instead of the table of commands."""
+        self.network_env: dict[str, str] = {}
+        """What its network asks of every command."""
         self.failure: SandfleetError | None = None
         """Why it did not start."""
         self.starting: asyncio.Task[None] | None = None
@@ -344,7 +347,7 @@ class Sandbox:
             self.agent(),
             self.next_id,
             request,
-            {**self.ground.env, **self.spec.env, **request.env},
+            {**self.ground.env, **self.network_env, **self.spec.env, **request.env},
             request.user or self.spec.user or self.ground.user,
             request.cwd or self.spec.workdir or self.ground.workdir,
         )

@@ -10,7 +10,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandfleet_common.messages import (
     MIB,
@@ -110,6 +110,8 @@ class Usage:
         self._told_cpu_seconds = 0.0
         self._began_at = time.time()
         self.disk_usage: DiskUsage = lambda _: {}
+        self.sent_bytes: Callable[[str], int] = lambda _: 0
+        """What a sandbox has sent through the proxy of the build network."""
         metrics.on_page.append(self.measure)
 
     # -------------------------------------------------------------- requests
@@ -208,6 +210,8 @@ class Usage:
         return seen, self.disk_usage(ids), time.monotonic()
 
     def _take(self, sandbox: Sandbox, counters: Counters, at: float) -> Track:
+        if proxied := self.sent_bytes(sandbox.id):
+            counters = replace(counters, egress_bytes=counters.egress_bytes + proxied)
         track = self._tracks.get(sandbox.id)
         if track is None:
             age = time.time() - sandbox.created_at
