@@ -49,6 +49,9 @@ class ScriptedNode:
         self.boot = new_ulid()
         self.state = NodeState.READY
         self.environments = ["debian"]
+        self.environments_complete = True
+        self.lacks: set[str] = set()
+        """Environments that it looks for and does not find."""
         self.capacity = 1000
         self.starting_limit = 512
         self.start_seconds = 0.0
@@ -114,6 +117,7 @@ class ScriptedNode:
             state=self.state,
             runtimes=["native"],
             environments=self.environments,
+            environments_complete=self.environments_complete,
             capacity=NodeCapacity(
                 sandboxes=self.capacity, cpu=1e4, memory_bytes=GIB * 10**4, disk_bytes=GIB * 10**5
             ),
@@ -176,6 +180,8 @@ class ScriptedNode:
             fields = {"retry_after_seconds": self.busy_seconds}
             failure = Failure(code="busy", message="its starting queue is full", fields=fields)
             return Outcome(sandbox_id=sandbox_id, status="refused", failure=failure)
+        if item.spec.environment in self.lacks:
+            return _lacking(item)
         why = self.refuse(item)
         if why is None and len(self.live) + len(self._starting) >= self.capacity:
             why = "it is full"
@@ -260,6 +266,13 @@ def _outcome(item: NodeCreateItem, status: str, why: str) -> Outcome:
     code = "no_capacity" if status == "refused" else "sandbox_failed"
     failure = Failure(code=code, message=why)
     return Outcome.of(sandbox_id=item.sandbox_id, status=status, failure=failure)
+
+
+def _lacking(item: NodeCreateItem) -> Outcome:
+    name = item.spec.environment
+    fields = {"environment": name}
+    failure = Failure(code="not_found", message=f"there is no environment {name}", fields=fields)
+    return Outcome(sandbox_id=item.sandbox_id, status="refused", failure=failure)
 
 
 def _ended(info: SandboxInfo, state: State, reason: str) -> SandboxInfo:

@@ -85,6 +85,34 @@ async def test_a_refused_sandbox_goes_to_another_node(fleet: Fleet) -> None:
     assert first.requests and len(second.sandboxes) == 6
 
 
+async def test_an_environment_that_heartbeats_have_no_room_for_is_found(fleet: Fleet) -> None:
+    without, having = await fleet.node("n1"), await fleet.node("n2")
+    for node in (without, having):
+        node.environments_complete = False
+        await node.beat()
+    without.lacks = {"rare"}
+    assert {(await create(fleet, environment="rare")).node for _ in range(6)} == {"n2"}
+
+
+async def test_an_environment_that_nodes_looked_for_in_vain_is_refused_at_once(
+    fleet: Fleet,
+) -> None:
+    nodes = [await fleet.node(name) for name in ("n1", "n2", "n3", "n4", "n5")]
+    for node in nodes:
+        node.environments_complete, node.lacks = False, {"rare"}
+        await node.beat()
+    with pytest.raises(NotFound, match="there is no environment rare"):
+        await create(fleet, environment="rare", deadline=60)
+    assert sum(len(node.requests) for node in nodes) == 3
+
+
+async def test_a_version_that_its_only_node_lacks_is_refused_at_once(fleet: Fleet) -> None:
+    node = await fleet.node("n1")
+    node.lacks = {"debian:99"}
+    with pytest.raises(NotFound, match="debian:99"):
+        await create(fleet, environment="debian:99", deadline=60)
+
+
 async def test_giving_up_says_why(fleet: Fleet) -> None:
     draining, full, refusing = [await fleet.node(name) for name in ("n1", "n2", "n3")]
     draining.state, full.capacity, refusing.refusing = NodeState.DRAINING, 0, "low on memory"

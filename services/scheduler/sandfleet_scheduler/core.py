@@ -27,6 +27,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 
+from sandfleet_common.ids import is_snapshot_id
 from sandfleet_common.messages import NodeBeat, NodeState, Pressure, Resources, SandboxSpec
 
 from .reasons import BUSY, DRAINING, SILENT, Reason, refused
@@ -255,6 +256,14 @@ class Core:
             return None
         return sorted({name for node in alive for name in node.beat.environments})
 
+    def may_have(self, environment: str, now: float) -> list[str]:
+        """Return the nodes alive that have an environment, or decide themselves whether."""
+        return [
+            name
+            for name, node in self.nodes.items()
+            if now - node.heard_at <= self._silent_seconds and _has(node, environment)
+        ]
+
     def room(self, spec: SandboxSpec, now: float) -> int:
         """Return for how many such sandboxes there is room, as of half a second ago at most."""
         kind = (spec.environment, spec.runtime, spec.resources)
@@ -325,8 +334,14 @@ def pressed(pressure: Pressure) -> float:
 
 
 def _has(node: Node, environment: str) -> bool:
-    """Whether a node has an environment; a version it does not tell of, it decides on itself."""
-    if environment in node.environments:
+    """Whether a node has an environment, or may have.
+
+    It decides itself on versions and snapshots, and on all when there are more environments
+    than its heartbeat names.
+    """
+    if environment in node.environments or not node.beat.environments_complete:
+        return True
+    if is_snapshot_id(environment):
         return True
     name, _, version = environment.partition(":")
     return bool(version) and name in node.beat.environments

@@ -294,6 +294,7 @@ class JobRun:
             self._means.metrics.placements.labels("ready").inc()
         elif outcome.status == "refused":
             failure = failure or Failure(code="none", message="no reason given")
+            self._refusals.note_absent(node, failure)
             self._refuse(node, failure.message, wait_of(failure.fields))
             self.slots.wait(slot)
         else:
@@ -328,7 +329,7 @@ class JobRun:
 
     def _unknown_environment(self) -> NotFound | None:
         try:
-            known_environments(self._means.fleet, self.submit.spec)
+            known_environments(self._means.fleet, self.submit.spec, self._refusals)
         except NotFound as problem:
             return problem
         return None

@@ -11,6 +11,7 @@ from sandfleet_common.errors import (
     Busy,
     NoCapacity,
     NodeLost,
+    NotFound,
     SandboxFailed,
     SandfleetError,
     TimedOut,
@@ -124,7 +125,7 @@ class Placer:
             if node is None:
                 if attempt.is_over:
                     raise self._give_up(attempt)
-                known_environments(self._fleet, attempt.request.spec)
+                self._demand_environment(attempt)
                 await self._pause(attempt)
                 continue
             sandbox_id = new_sandbox_id(node)
@@ -196,8 +197,18 @@ class Placer:
         if outcome.status != "refused":
             return outcome
         failure = outcome.failure or Failure(code="none", message="no reason given")
+        attempt.refusals.note_absent(node, failure)
         self._refuse(attempt, node, failure.message, wait_of(failure.fields))
+        self._demand_environment(attempt)
         return None
+
+    def _demand_environment(self, attempt: _Attempt) -> None:
+        """Go on only with an environment that there may be."""
+        try:
+            known_environments(self._fleet, attempt.request.spec, attempt.refusals)
+        except NotFound as problem:
+            self._reject(attempt, problem.message)
+            raise
 
     def _refuse(self, attempt: _Attempt, node: str, why: str, wait_seconds: float | None) -> None:
         now, roll = self._fleet.now(), random.random()

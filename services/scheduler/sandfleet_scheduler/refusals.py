@@ -8,12 +8,17 @@ an estimate and another may have been quicker.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
+
+from sandfleet_common.messages import Failure
 
 from .reasons import BUSY, Reason, refused
 
 AVOID_FIRST_SECONDS = 0.05
 AVOID_MOST_SECONDS = 1.0
 BUSY_MOST_SECONDS = 5.0
+ABSENT_ENOUGH = 3
+"""So many nodes that have looked in the store are believed: they share it."""
 
 
 class Refusals:
@@ -24,6 +29,8 @@ class Refusals:
         """The latest of each node that ever refused."""
         self._until: dict[str, float] = {}
         self._in_a_row: dict[str, int] = defaultdict(int)
+        self._absent: dict[str, str] = {}
+        """What nodes said that looked for the environment and did not find it."""
 
     def refuse(
         self, node: str, why: str, now: float, roll: float, *, wait_seconds: float | None = None
@@ -40,6 +47,21 @@ class Refusals:
         if wait_seconds is not None:
             pause = min(BUSY_MOST_SECONDS, max(wait_seconds, AVOID_FIRST_SECONDS))
         self._until[node] = now + pause * (0.5 + roll / 2)
+
+    def note_absent(self, node: str, failure: Failure) -> None:
+        """Take in a refusal that may say that there is no such environment."""
+        if failure.code == "not_found" and "environment" in failure.fields:
+            self._absent[node] = failure.message
+
+    def not_found(self, candidates: Collection[str]) -> str | None:
+        """Return what nodes said of the environment when enough of them, or all, lack it.
+
+        Args:
+            candidates: nodes alive that may have it.
+        """
+        said = [text for node, text in self._absent.items() if node in candidates]
+        is_certain = said and len(said) >= min(ABSENT_ENOUGH, len(candidates))
+        return said[-1] if is_certain else None
 
     def lost(self, node: str) -> None:
         """Take in that a node was lost while it was asked."""

@@ -25,6 +25,7 @@ from .actions import Actions
 from .config import SchedulerSettings
 from .fleet import Fleet
 from .metrics import SchedulerMetrics
+from .refusals import Refusals
 
 GRACE_SECONDS = 5.0
 """A node ends what is not ready at its deadline; its answer may take so much longer."""
@@ -185,12 +186,15 @@ SETTLED_SECONDS = 2.5
 """Two heartbeats: whoever is alive has been heard by then."""
 
 
-def known_environments(fleet: Fleet, spec: SandboxSpec) -> None:
-    """Refuse an environment that no node has.
+def known_environments(fleet: Fleet, spec: SandboxSpec, refusals: Refusals) -> None:
+    """Refuse an environment that no node has, by their heartbeats or by what they said.
 
     Raises:
         NotFound: the message lists those there are.
     """
+    said = refusals.not_found(fleet.core.may_have(spec.environment, fleet.now()))
+    if said is not None:
+        raise NotFound(said, environment=spec.environment)
     if fleet.listening_seconds < SETTLED_SECONDS:
         return
     known = fleet.core.lacks_everywhere(spec.environment, fleet.now())

@@ -8,8 +8,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandfleet_common.ids import new_snapshot_id
 from sandfleet_common.messages import (
     GIB,
+    Failure,
     NodeBeat,
     NodeCapacity,
     NodeState,
@@ -19,6 +21,7 @@ from sandfleet_common.messages import (
 )
 from sandfleet_scheduler.core import Core
 from sandfleet_scheduler.reasons import sentence
+from sandfleet_scheduler.refusals import Refusals
 
 SPEC = SandboxSpec()
 
@@ -143,6 +146,35 @@ def test_a_version_of_an_environment_is_the_nodes_business() -> None:
     listed = core(beat("n1", environments=["debian:3"]))
     assert listed.choose(SandboxSpec(environment="debian"), 0.0) == "n1"
     assert listed.choose(SandboxSpec(environment="debian:4"), 0.0) is None
+
+
+def test_a_node_with_more_environments_than_it_names_may_have_any() -> None:
+    fleet = core(beat("few", environments=["x"]), beat("many", environments_complete=False))
+    assert {fleet.choose(SandboxSpec(environment="q"), 0.0) for _ in range(20)} == {"many"}
+    assert fleet.lacks_everywhere("q", 0.0) is None
+    assert fleet.may_have("q", 0.0) == ["many"]
+
+
+def test_a_snapshot_may_be_restored_on_any_node() -> None:
+    fleet = core(beat("a", environments=[]), beat("b", environments=[]))
+    snapshot = SandboxSpec(environment=new_snapshot_id("gone"))
+    assert {fleet.choose(snapshot, 0.0) for _ in range(20)} == {"a", "b"}
+
+
+def test_enough_nodes_that_looked_in_vain_are_believed() -> None:
+    refusals = Refusals()
+    absent = Failure(code="not_found", message="no such", fields={"environment": "q"})
+    nodes = ["a", "b", "c", "d"]
+    refusals.note_absent("a", Failure(code="not_found", message="another node's sandbox"))
+    refusals.note_absent("b", absent)
+    assert refusals.not_found(nodes) is None
+    assert refusals.not_found(["b"]) == "no such", "all that may have it have looked"
+    assert refusals.not_found(["a"]) is None
+    assert refusals.not_found([]) is None
+    refusals.note_absent("c", absent)
+    assert refusals.not_found(nodes) is None
+    refusals.note_absent("d", absent)
+    assert refusals.not_found(nodes) == "no such"
 
 
 def test_an_environment_nobody_has_is_told_with_those_there_are() -> None:
