@@ -225,6 +225,7 @@ class Node:
         metrics.on_page.append(self._show_swap)
         self.beats.calls_under_way = lambda: self.functions.under_way
         self.beats.pool_free_bytes = self.disks.free_bytes
+        self.store_desk.tell = self.beats.beat
         self.listeners = Listeners(
             on_exit=self.ending.on_exit,
             on_channel=self.adoption.on_channel,

@@ -154,7 +154,7 @@ class NodeService:
         self._calls = Hearing(
             self._bus,
             node.functions,
-            lambda: [] if node.load.is_draining else node.beats.environments(),
+            lambda: [] if node.load.is_draining else node.catalog.followed(),
             self._log,
         )
         await self._calls.look()

@@ -32,6 +32,8 @@ class StoreDesk:
         self._store = store
         self._log = log
         self._collector = collector
+        self.tell: Callable[[], Awaitable[None]] | None = None
+        """Awaited after an environment was published, so that schedulers know of it by then."""
         self.environments = Environments(store, catalog)
         self.snapshots = SnapshotCatalog(store, catalog)
 
@@ -59,6 +61,8 @@ class StoreDesk:
             "environment.published", environment=f"{info.name}:{info.version}",
             layers=len(info.layers), warnings=info.warnings, request_id=body.request_id,
         )  # fmt: skip
+        if self.tell is not None:
+            await self.tell()
         return info
 
     async def _remove(self, body: m.EnvironmentRemove) -> m.Ok:

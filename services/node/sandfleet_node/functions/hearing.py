@@ -14,16 +14,32 @@ from sandfleet_common.subjects import FUNCTION_CALL, FUNCTION_QUEUE
 from .calls import FunctionCalls
 
 _LOOK_SECONDS = 1.0
+_ALL = "*"
 CALL_SECONDS = 2400.0
 """A call has deadlines of its own; this is only the last resort."""
 
 
 class Hearing:
-    """Follows the environments that come and go. A draining node hears no calls."""
+    """Follows the environments that come and go. A draining node hears no calls.
+
+    Of more environments than it follows one by one it hears the calls of all.
+    """
 
     def __init__(
-        self, bus: Bus, calls: FunctionCalls, environments: Callable[[], list[str]], log: Logger
+        self,
+        bus: Bus,
+        calls: FunctionCalls,
+        environments: Callable[[], list[str] | None],
+        log: Logger,
     ) -> None:
+        """Prepare.
+
+        Args:
+            bus: where calls are heard.
+            calls: serves them.
+            environments: their names; None: more than can be followed.
+            log: where trouble is told.
+        """
         self._bus = bus
         self._calls = calls
         self._environments = environments
@@ -48,17 +64,18 @@ class Hearing:
             Unreachable: the bus is down; look again later.
         """
         names = [] if self._is_closed else self._environments()
-        wanted = {environment_token(name) for name in names}
-        for token in set(self._heard) - wanted:
-            await self._heard.pop(token).finish()
+        wanted = {_ALL} if names is None else {environment_token(name) for name in names}
         for token in sorted(wanted - set(self._heard)):
             self._heard[token] = await self._bus.serve(
                 FUNCTION_CALL,
                 self._calls.call,
                 queue=FUNCTION_QUEUE,
                 within=CALL_SECONDS,
-                environment=token,
+                **({} if token == _ALL else {"environment": token}),
             )
+        # Last, so that none is unheard between: one group gets each call once in any case.
+        for token in set(self._heard) - wanted:
+            await self._heard.pop(token).finish()
 
     async def close(self) -> None:
         """Hear no more calls."""

@@ -90,6 +90,10 @@ class Catalog:
         if name not in self._names:
             self._names = sorted([*self._names, name])
 
+    def followed(self) -> list[str] | None:
+        """Return the names of all environments; None when they are more than NAMES_MAX."""
+        return self._names if self.is_complete else None
+
     @property
     def is_complete(self) -> bool:
         """Whether `names` has all there are."""
