@@ -76,6 +76,7 @@ class Parcel:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._tar.close()
         self._file.close()
 
     def add_text(self, name: str, text: str) -> None:
