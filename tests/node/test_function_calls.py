@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from layering import publish, resolve
 from node.function_nodes import PYTHON, call, python_layers, warm_ids
 from node.nodes import ENVIRONMENT, NodeHouse, RunningNode
 from requirements import need_root
@@ -17,6 +18,7 @@ from requirements import need_root
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.errors import BadRequest, Busy, NoCapacity, NotFound, Unreachable
+from sandfleet_node.layers.catalog import NEWEST_SECONDS
 
 pytestmark = [pytest.mark.root, pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -255,9 +257,10 @@ async def test_a_new_version_of_the_environment_is_used(house: NodeHouse, tmp_pa
     store = python_layers(tmp_path / "layers")
     async with house.running() as node:
         before = await call(node, "1")
-        base = store.resolve(PYTHON)
-        store.publish(base.model_copy(update={"version": "999.1", "env": {**base.env, "N": "x"}}))
-        await asyncio.sleep(0.2)
+        base = resolve(store, PYTHON)
+        layers = [await store.layer(digest) for digest in base.layers]
+        publish(store, PYTHON, "999.1", layers, env={**base.env, "N": "x"})
+        await asyncio.sleep(NEWEST_SECONDS + 0.2)
         after = await call(node, "import os; print(os.environ['N'])")
         assert after.step.stdout == b"x\n"
         await node.until_gone(before.sandbox_id)
