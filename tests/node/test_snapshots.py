@@ -186,6 +186,18 @@ async def test_the_same_content_has_the_same_digest(either: RunningNode) -> None
         info = again
 
 
+async def test_a_long_line_of_snapshots_becomes_short(node: RunningNode) -> None:
+    sandbox = await node.create()
+    lengths: list[int] = []
+    for number in range(11):
+        await told(node, sandbox, f"echo {number} > /root/{number}; rm -f /root/{number - 2}")
+        info = await taken(node, sandbox)
+        lengths.append(len(info.layers))
+        sandbox = await restored(node, info)
+    assert lengths == [2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4]
+    assert await told(node, sandbox, "cd /root; ls; cat 9 10") == "10\n9\n9\n10\n"
+
+
 async def test_secrets_and_residue_are_left_out_unless_wanted(either: RunningNode) -> None:
     sandbox = await either.create()
     await told(

@@ -5,5 +5,6 @@ from .making import Making
 from .records import SnapshotRecords
 from .rules import read_rules
 from .snapshots import Snapshots
+from .storing import Storing
 
-__all__ = ["Forks", "Making", "SnapshotRecords", "Snapshots", "read_rules"]
+__all__ = ["Forks", "Making", "SnapshotRecords", "Snapshots", "Storing", "read_rules"]

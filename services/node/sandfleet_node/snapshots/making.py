@@ -1,4 +1,4 @@
-"""From a sandbox that stands still to a layer in the store: the steps of one snapshot."""
+"""From a sandbox that stands still to a packed image: the first steps of a snapshot."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from sandfleet_common.errors import NoCapacity, NotFound
 from sandfleet_common.ids import new_ulid
 from sandfleet_common.logs import Logger
-from sandfleet_common.messages import MIB, Digest, Layer, LayerKind, SnapshotState
+from sandfleet_common.messages import MIB, Layer
 from sandfleet_node.config import NodeSettings
 from sandfleet_node.disk import Disks, Stage
-from sandfleet_node.layers import DirectoryStore, Store
-from sandfleet_node.layers.store import Notes
 from sandfleet_node.metrics import NodeMetrics
 from sandfleet_node.pausing import Pausing
 from sandfleet_node.places import Places
@@ -24,7 +24,7 @@ from sandfleet_node.sandbox import Sandbox
 
 from .jobs import Job
 from .packing import Allowance, pack_stage
-from .records import Forked, SnapshotRecords, name_of_held
+from .records import Forked, name_of_held
 from .rules import Kind, Rules
 from .tree import Bounds, Cleaned, Cleaning, open_root, remove_own
 
@@ -33,12 +33,13 @@ FLUSH_SECONDS = 10.0
 COPY_SECONDS = 300.0
 """How long a sandbox may stand still for being copied, where there is no pool."""
 NO_BOUND = 1 << 62
+ResultT = TypeVar("ResultT")
 _STAGING_AT_ONCE = 4
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Making:
-    """Stages, cleans, packs and stores, a bounded number at once."""
+    """Stages, cleans and packs, a bounded number at once."""
 
     def __init__(
         self,
@@ -46,9 +47,6 @@ class Making:
         places: Places,
         disks: Disks,
         pausing: Pausing,
-        store: Store,
-        local: DirectoryStore,
-        records: SnapshotRecords,
         rules: Rules,
         metrics: NodeMetrics,
         log: Logger,
@@ -57,16 +55,11 @@ class Making:
         self._places = places
         self._disks = disks
         self._pausing = pausing
-        self._store = store
-        self._local = local
-        self._records = records
         self._rules = rules
         self._metrics = metrics
         self._log = log
         self._packs = asyncio.Semaphore(settings.snapshot_packs_at_once)
         self._stagings = asyncio.Semaphore(_STAGING_AT_ONCE)
-        self._sending = asyncio.Lock()
-        """What several snapshots lie on is packed and sent once."""
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(
             settings.snapshot_packs_at_once + _STAGING_AT_ONCE, thread_name_prefix="node-snapshot"
@@ -217,100 +210,25 @@ class Making:
         stage = self._disks.found(forked.info.snapshot_id)
         return None if stage is None else stage.place() / "upper"
 
+    async def pack_held(self, job: Job, forked: Forked) -> Path:
+        """Pack what a fork's children stand on; return the folder with the image.
+
+        Raises:
+            SandfleetError: it cannot be packed, or is lost.
+            OSError: the disk is full or failed.
+        """
+        stage = self._disks.found(forked.info.snapshot_id)
+        if stage is None:
+            raise NotFound(f"what {forked.info.sandbox_id} was forked from is lost")
+        return await self.do(lambda: self._image(job, stage, Path("upper"), None))
+
+    async def do(self, work: Callable[[], ResultT]) -> ResultT:
+        """Do something heavy when it is its turn, in a thread."""
+        async with self._packs:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     async def forget(self, forked: Forked) -> None:
         """Remove what a fork's children stood on."""
         stage = self._disks.found(forked.info.snapshot_id)
         if stage is not None:
             await self.drop(stage)
-
-    # ----------------------------------------------------------------- store
-
-    async def keep(self, job: Job, folder: Path) -> tuple[Layer, list[Digest]]:
-        """Put an image into the store, and what it lies on, as far as only this node has it.
-
-        Returns:
-            The layer, and the digests of those below it, which differ from those that the
-            sandbox stands on where these were not layers yet.
-
-        Raises:
-            SandfleetError: the store does not take it.
-            OSError: the disk is full or failed.
-        """
-        job.update(state=SnapshotState.STORING)
-        began = time.monotonic()
-        asked = job.asked
-        layer = await self._add(
-            job, folder, asked.kind, job.info.created_at, asked.description, asked.notes
-        )
-        below = [await self._kept(job, digest) for digest in job.below] if job.is_whole else []
-        job.update(stored_ms=round((time.monotonic() - began) * 1000, 3))
-        return layer, below
-
-    async def _add(
-        self,
-        job: Job,
-        folder: Path,
-        kind: LayerKind,
-        created_at: float,
-        description: str = "",
-        notes: Notes | None = None,
-    ) -> Layer:
-        """Put an image into the store; by way of this node's own where the store is far."""
-        if isinstance(self._store, DirectoryStore):
-            return await self._store.add(
-                folder, kind, created_at=created_at, description=description, notes=notes
-            )
-        # Not forced to disk: where the power fails, all that would need it here is lost, too.
-        layer = await self._local.add(
-            folder, kind, created_at=created_at, description=description, notes=notes,
-            is_durable=False,
-        )  # fmt: skip
-        await self._upload(job, layer)
-        return layer
-
-    async def _kept(self, job: Job, digest: Digest) -> Digest:
-        """Return the digest in the store of what a sandbox stands on; packs it if need be."""
-        async with self._sending:
-            forked = self._records.held(digest)
-            if forked is None:
-                await self._send_on(job, digest)
-                return digest
-            if forked.packed is not None and await self._has(forked.packed):
-                return forked.packed
-            stage = self._disks.found(forked.info.snapshot_id)
-            if stage is None:
-                raise NotFound(f"what {forked.info.sandbox_id} was forked from is lost")
-            async with self._packs:
-                folder = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._image, job, stage, Path("upper"), None
-                )
-            layer = await self._add(job, folder, LayerKind.SNAPSHOT, forked.info.created_at)
-            self._records.add_fork(forked.model_copy(update={"packed": layer.digest}))
-            return layer.digest
-
-    async def _has(self, digest: Digest) -> bool:
-        try:
-            await self._store.layer(digest)
-        except NotFound:
-            return False
-        return True
-
-    async def _send_on(self, job: Job, digest: Digest) -> None:
-        """Bring a layer into the store that so far only this node has: of a fork."""
-        if self._local.files(digest) is not None and not await self._has(digest):
-            await self._upload(job, await self._local.layer(digest))
-
-    async def _upload(self, job: Job, layer: Layer) -> None:
-        """Copy a layer of this node into the store, which may take what it is given away."""
-        files = self._local.files(layer.digest)
-        if files is None:
-            raise NotFound(f"layer {layer.digest} has gone from the node")
-        folder = self._places.staging / job.info.snapshot_id / "upload"
-        folder.mkdir(exist_ok=True)
-        for name, path in (("meta", files.meta), ("data", files.data)):
-            (folder / name).unlink(missing_ok=True)
-            (folder / name).hardlink_to(path)
-        await self._store.add(
-            folder, layer.kind, created_at=layer.created_at, description=layer.description,
-            notes=layer.notes,
-        )  # fmt: skip

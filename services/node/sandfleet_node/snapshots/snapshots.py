@@ -23,6 +23,7 @@ from sandfleet_node.sandboxes import Sandboxes, gone
 from .jobs import Job, job_of
 from .making import Making
 from .records import Forked, SnapshotRecords
+from .storing import Storing
 
 _RETRY_SECONDS = 2.0
 _RECORD_TRIES = 30
@@ -37,6 +38,7 @@ class Snapshots:
         self,
         sandboxes: Sandboxes,
         making: Making,
+        storing: Storing,
         records: SnapshotRecords,
         on_trash: Callable[[], None],
         tasks: Tasks,
@@ -45,6 +47,7 @@ class Snapshots:
     ) -> None:
         self._sandboxes = sandboxes
         self._making = making
+        self._storing = storing
         self._records = records
         self._on_trash = on_trash
         self._tasks = tasks
@@ -162,11 +165,10 @@ class Snapshots:
         finally:
             await self._making.drop(stage)
         await self._records.save_if_up(job.info.model_copy(update={"state": SnapshotState.STORING}))
-        layer, below = await self._making.keep(job, folder)
-        # A layer that lies further down, too, is seen at the top; the kernel takes none twice.
-        job.update(layer=layer, layers=list(dict.fromkeys((layer.digest, *below))))
+        stack = await self._storing.keep(job, folder)
+        job.update(layer=stack[0], layers=[layer.digest for layer in stack])
         if job.asked.key is not None:
-            await self._records.save_key(job.asked.key, layer.digest)
+            await self._records.save_key(job.asked.key, stack[0].digest)
 
     async def _hold(self, job: Job, stage: Stage) -> None:
         try:
