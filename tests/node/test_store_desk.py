@@ -23,6 +23,7 @@ from sandfleet_common.errors import BadRequest, Busy, Conflict, NotFound
 from sandfleet_common.ids import new_snapshot_id
 from sandfleet_common.logs import Logger
 from sandfleet_node.layers import DirectoryStore
+from sandfleet_node.layers.__main__ import main
 from sandfleet_node.layers.leases import Lease
 
 pytestmark = [pytest.mark.root, pytest.mark.integration, pytest.mark.timeout(120)]
@@ -288,8 +289,12 @@ async def test_snapshots_are_listed_named_and_pruned_as_a_tree(
 
     body = m.SnapshotUpdate(snapshot_id=ids[1], name="best", labels={"run": "7"})
     await node.ask(s.SNAPSHOT_UPDATE, body)
-    for wish in ({"name": "best"}, {"labels": {"run": "7"}}, {"parent": ids[0], "name": "best"}):
-        page = await node.ask(s.SNAPSHOT_LIST, m.SnapshotList(**wish))
+    for wish in (
+        m.SnapshotList(name="best"),
+        m.SnapshotList(labels={"run": "7"}),
+        m.SnapshotList(parent=ids[0], name="best"),
+    ):
+        page = await node.ask(s.SNAPSHOT_LIST, wish)
         assert [info.snapshot_id for info in page.snapshots] == [ids[1]]
 
     gone = await node.ask(s.SNAPSHOT_REMOVE, m.SnapshotRemove(snapshot_id=ids[0], descendants=True))
@@ -297,6 +302,22 @@ async def test_snapshots_are_listed_named_and_pruned_as_a_tree(
     assert await store.names("snapshots") == [ids[4]]
     with pytest.raises(NotFound):
         await node.ask(s.SNAPSHOT_GET, m.SnapshotGet(snapshot_id=ids[0]))
+
+
+async def test_an_environment_with_small_layers_merged_shows_the_same(
+    node: RunningNode, store: DirectoryStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [add(store, str(number), note=str(number)) for number in range(3)]
+    await publish(node, "app", *layers, env={"A": "b"})
+    argv = ["merge", "--state", str(store.root.parent), "--environment", "app"]
+    assert await asyncio.to_thread(main, argv) == 0
+    assert capsys.readouterr().out.startswith("app:2 sha256:")
+    merged = await node.ask(s.ENVIRONMENT_GET, m.EnvironmentGet(environment="app:2"))
+    assert (len(merged.layers), merged.env) == (2, {"A": "b"})
+    assert merged.layers[0].notes["note"] == "0"
+    assert await said(node, "app:2") == "0"
+    assert await asyncio.to_thread(main, argv) == 0
+    assert capsys.readouterr().out.startswith("app:2 "), "merged once, there is no more to merge"
 
 
 async def test_a_layer_nobody_uses_is_unmounted_and_mounted_again_when_needed(
