@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,7 @@ from sandfleet_common.ids import new_sandbox_id, new_snapshot_id, node_of
 SPEC = SandboxSpec(resources=Resources(cpu=1, memory_bytes=512 * 1024**2, pids=64))
 ROUNDS = 5
 CHECKS_AT_ONCE = 8
+PEERS_AT_ONCE = 4
 WITHIN_SECONDS = 300.0
 
 DIRTY = """
@@ -72,7 +74,7 @@ async def said(sandbox: AsyncSandbox, *argv: str) -> str:
     result = await sandbox.run(list(argv))
     if result.exit_code != 0:
         raise RuntimeError(f"{argv[0]} exited with {result.exit_code}: {result.stderr[-300:]}")
-    return result.stdout.strip()
+    return result.stdout.decode().strip()
 
 
 async def snapshot(client: AsyncClient, sandbox: AsyncSandbox) -> tuple[float, m.SnapshotInfo]:
@@ -187,15 +189,19 @@ def theirs(layer: Path, count: int) -> tuple[Figures, list[str]]:
         idle = ["--detach", "--network", "none"]
         docker.call("run", *idle, "moment", *peers.IDLE)
         fork_ms = (time.perf_counter() - began) * 1000
-        for _ in range(count - 1):
-            docker.call("run", *idle, "moment", *peers.IDLE)
+        began = time.perf_counter()
+        with ThreadPoolExecutor(PEERS_AT_ONCE) as pool:
+            list(pool.map(lambda _: docker.call("run", *idle, "moment", *peers.IDLE), range(count)))
         seconds = time.perf_counter() - began
     figures.update(
         docker_commit_ms=round(commit_ms),
         docker_fork_ms=round(fork_ms),
         docker_children_per_s=round(count / seconds, 1),
     )
-    return figures, [f"docker: {count} children, one after the other, commit included"]
+    return figures, [
+        f"docker: {count} children, {PEERS_AT_ONCE} at a time; the commit is in docker_fork_ms and "
+        "not in docker_children_per_s, as the fork is in children_per_s"
+    ]
 
 
 def main() -> int:
@@ -212,13 +218,12 @@ def main() -> int:
         local.down(state, progress=lambda line: None)
     measured, notes = theirs(peers.base_layer(state), options.docker)
     figures.update(measured)
-    for key, own, peer in (
-        ("ratio_fork", "fork_p50_ms", "docker_fork_ms"),
-        ("ratio_children", "docker_children_per_s", "children_per_s"),
+    for key, slower, faster in (
+        ("ratio_fork", "docker_fork_ms", "fork_p50_ms"),
+        ("ratio_children", "children_per_s", "docker_children_per_s"),
     ):
-        both = figures[own], figures[peer]
-        numbers = [float(value) for value in both if value is not None]
-        figures[key] = report.ratio(numbers[0], numbers[1]) if len(numbers) == 2 else None
+        numbers = [float(figures[name] or 0) for name in (slower, faster)]
+        figures[key] = report.ratio(numbers[0], numbers[1]) if all(numbers) else None
     report.write("fork", figures, notes)
     return 0
 

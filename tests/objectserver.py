@@ -63,6 +63,7 @@ class ObjectServer(Server):
         options = {
             "dir": data, "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3": "true",
             "s3.port": self.port, "s3.config": config, "master.telemetry": "false",
+            "s3.port.iceberg": 0, "s3.port.lance": 0,
             "master.volumeSizeLimitMB": 512, "volume.max": 64,
             **{f"{name}.port": port for name, port in self._ports.items()},
             **{f"{name}.port.grpc": port for name, port in self._grpc.items()},

@@ -7,6 +7,7 @@ on record on this node only.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ from sandfleet_node.places import Places, write_whole
 
 _KIND = "snapshots"
 _UNFINISHED = "info.json"
+_LOOKS, _LOOK_SECONDS = 3, 0.5
 RESTARTED = "its node service restarted before it was ready"
 
 
@@ -59,6 +61,8 @@ class SnapshotRecords:
         self._store = store
         self._log = log
         self._forked: dict[str, Forked] = {}
+        self._unsure: set[str] = set()
+        """Of these an older record may still be written, by a store that did not answer."""
 
     # ----------------------------------------------------------------- store
 
@@ -89,7 +93,25 @@ class SnapshotRecords:
             return True
         except (Unreachable, OSError) as problem:
             self._log.warning("snapshot.unrecorded", snapshot=info.snapshot_id, error=str(problem))
+            self._unsure.add(info.snapshot_id)
             return False
+
+    async def save_last(self, info: SnapshotInfo) -> bool:
+        """Write the record that is not to change any more; return whether it was written.
+
+        A store that was away may still carry out what it was asked before: so it is looked at
+        again for a moment.
+        """
+        if not await self.save_if_up(info):
+            return False
+        if info.snapshot_id not in self._unsure:
+            return True
+        for _ in range(_LOOKS):
+            await asyncio.sleep(_LOOK_SECONDS)
+            if await self.find(info.snapshot_id) != info and not await self.save_if_up(info):
+                return False
+        self._unsure.discard(info.snapshot_id)
+        return True
 
     async def save_key(self, key: str, digest: str) -> None:
         """Let a layer be found under a key.

@@ -202,8 +202,11 @@ class Snapshots:
                 )
             return True
         for _ in range(_RECORD_TRIES):
-            if await self._records.save_if_up(job.info):
-                return True
+            try:
+                if await self._records.save_last(job.info):
+                    return True
+            except Unreachable:
+                pass  # it has gone again
             await asyncio.sleep(_RETRY_SECONDS)
         return False
 
