@@ -221,7 +221,10 @@ class Builder:
         except (NotFound, BadRequest):
             if self._importer is None:
                 raise
-        return await self._importer(image)
+        try:
+            return await self._importer(image)
+        except NotFound as problem:
+            raise NotFound(f"there is no environment {image!r}, and {problem.message}") from None
 
     async def _origins(self, recipe: st.Recipe, stage: st.Stage, group: Group) -> dict[str, Ground]:
         found: dict[str, Ground] = {}

@@ -263,6 +263,8 @@ class _Planner:
             return LayerKind.WORKSPACE
         if line.hint not in ("toolkit", "workspace"):
             raise line.problem(f"# sandfleet: {line.hint[:40]}: it may be toolkit or workspace")
+        if line.keyword not in ("RUN", "COPY", "ADD"):
+            raise line.problem(f"# sandfleet: {line.hint} goes right above RUN, COPY or ADD")
         return LayerKind(line.hint)
 
     def _take(self, step: i.Instruction) -> None:

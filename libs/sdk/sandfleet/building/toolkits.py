@@ -3,15 +3,16 @@
     kit = Kit(on="debian", apt=["gcc"], pip=["numpy==2.1.0"])
     info = await assemble(builder, kit, "science")
 
-Each kind of package is a layer of its own, always in the same order, so that replacing what
-lies on top builds that one layer anew.
+Each kind of package is a layer of its own, always in the same order, above what is added: so
+replacing the topmost builds one layer anew. npm and pip lie in one below their packages when
+the environment does not have them.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from sandfleet_common.errors import BadRequest
 from sandfleet_common.messages import EnvironmentInfo, LayerKind
 
 from .builder import Builder
-from .context import Context, open_context
+from .context import Context
 from .dockerfile import Line
 from .stages import Command, Files, Ground, Group
 
@@ -93,25 +94,27 @@ def package_groups(kit: Kit, ground: Ground) -> list[Group]:
         BadRequest: a package's name cannot be one.
     """
     made: list[Group] = []
-    for kind, words, pattern, script in (
-        ("apt", kit.apt, _APT, _apt),
-        ("npm", kit.npm, _NPM, _npm),
-        ("pip", kit.pip, _PIP, _pip),
-    ):
+    for kind, words in (("apt", kit.apt), ("npm", kit.npm), ("pip", kit.pip)):
         if not words:
             continue
         names = sorted(set(words))
         for name in names:
-            if pattern.fullmatch(name) is None or len(name) > 200:
+            if _NAMES[kind].fullmatch(name) is None or len(name) > 200:
                 raise BadRequest(f"--{kind} {name[:80]!r} is not the name of a package")
         if len(names) > _MOST_PACKAGES:
             raise BadRequest(f"--{kind} names more than {_MOST_PACKAGES} packages")
-        line = Line(f"--{kind}", 1, kind, " ".join(names))
-        argv = ("/bin/sh", "-ec", script(shlex.join(names)))
-        env = {**ground.env, "DEBIAN_FRONTEND": "noninteractive"}
-        command = Command(line, argv, tuple(sorted(env.items())), None, "/")
-        made.append(Group((command,), LayerKind.TOOLKIT))
+        if kind in _ITSELF:
+            made.append(_group(ground, kind, "itself, if it is not there", _ITSELF[kind]))
+        made.append(_group(ground, kind, " ".join(names), _INSTALL[kind](shlex.join(names))))
     return made
+
+
+def _group(ground: Ground, kind: str, what: str, script: str) -> Group:
+    line = Line(f"--{kind}", 1, kind, what)
+    env = {**ground.env, "DEBIAN_FRONTEND": "noninteractive"}
+    argv = ("/bin/sh", "-ec", script)
+    command = Command(line, argv, tuple(sorted(env.items())), None, "/")
+    return Group((command,), LayerKind.TOOLKIT)
 
 
 def addition_group(addition: Addition) -> tuple[Group, Context]:
@@ -121,7 +124,7 @@ def addition_group(addition: Addition) -> tuple[Group, Context]:
     if addition.is_archive:
         context, source = Context(path.parent), path.name
     else:
-        context, source = open_context(path), "."
+        context, source = Context(path), "."
     option = "--tar" if addition.is_archive else "--add"
     line = Line(option, 1, option, f"{path.name}:{target}")
     folder = target.rstrip("/") + "/"
@@ -135,7 +138,6 @@ def _apt(names: str) -> str:
 
 def _npm(names: str) -> str:
     return (
-        f"command -v npm >/dev/null || {{ {_FETCH_APT} npm; {_TIDY_APT}; }}\n"
         f"npm install --global --no-audit --no-fund --no-update-notifier -- {names}\n"
         "rm -rf /root/.npm"
     )
@@ -143,8 +145,6 @@ def _npm(names: str) -> str:
 
 def _pip(names: str) -> str:
     return (
-        "python3 -m pip --version >/dev/null 2>&1 || "
-        f"{{ {_FETCH_APT} python3-pip; {_TIDY_APT}; }}\n"
         "free=''\n"
         "if python3 -m pip install --help | grep -q break-system-packages; then\n"
         "  free=--break-system-packages\n"
@@ -152,3 +152,13 @@ def _pip(names: str) -> str:
         "python3 -m pip install --no-cache-dir --disable-pip-version-check "
         f"--root-user-action=ignore $free -- {names}"
     )
+
+
+_INSTALL: dict[str, Callable[[str], str]] = {"apt": _apt, "npm": _npm, "pip": _pip}
+_NAMES = {"apt": _APT, "npm": _NPM, "pip": _PIP}
+_ITSELF = {
+    "npm": f"command -v npm >/dev/null || {{ {_FETCH_APT} npm; {_TIDY_APT}; }}",
+    "pip": "python3 -m pip --version >/dev/null 2>&1 || "
+    f"{{ {_FETCH_APT} python3-pip; {_TIDY_APT}; }}",
+}
+"""A layer below the packages, so that other packages do not fetch it again."""

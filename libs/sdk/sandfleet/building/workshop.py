@@ -35,7 +35,10 @@ _TEMPORARY = "build."
 
 
 class BuildFailed(SandfleetError):
-    """A step of a build did not end well; the message says which, and its last output."""
+    """A step of a build did not end well; the message says which, with its last line.
+
+    Field `output` has its last lines.
+    """
 
     code = "command_failed"
 
@@ -212,7 +215,7 @@ class Workshop:
                 self.report(Output(chunk.stream, chunk.data))
             result = await command.wait()
         if not result.ok:
-            raise BuildFailed(f"{what}: {_ending(result, tail)}", exit_code=result.exit_code)
+            raise _failure(what, result, tail)
 
     async def feed(
         self, sandbox: AsyncSandbox, argv: Sequence[str], pieces: Iterable[bytes], *, what: str
@@ -236,7 +239,7 @@ class Workshop:
                 raise
             result = await command.wait()
         if not result.ok:
-            raise BuildFailed(f"{what}: {_ending(result, result.stderr)}")
+            raise _failure(what, result, result.stderr)
         return result.stdout
 
     # ---------------------------------------------------------------- internal
@@ -313,7 +316,7 @@ async def _quietly(work: Awaitable[object]) -> None:
         return  # its time to live ends it
 
 
-def _ending(result: Result, output: bytes) -> str:
+def _failure(what: str, result: Result, output: bytes) -> BuildFailed:
     if result.signal is not None:
         how = f"it was ended by signal {result.signal}"
         if result.signal == 9:
@@ -321,4 +324,5 @@ def _ending(result: Result, output: bytes) -> str:
     else:
         how = f"it exited with {result.exit_code}"
     lines = output.decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-    return "\n    ".join([how, *lines])
+    last = f": {lines[-1][:300]}" if lines else ""
+    return BuildFailed(f"{what}: {how}{last}", exit_code=result.exit_code, output=lines)

@@ -13,7 +13,7 @@ import click
 from sandfleet.building.builder import Builder, Source
 from sandfleet.building.importing import Importer
 from sandfleet.building.toolkits import Addition, Kit, stacked
-from sandfleet.building.workshop import Means, Workshop
+from sandfleet.building.workshop import BuildFailed, Means, Workshop
 from sandfleet.client import AsyncClient
 from sandfleet_common.errors import BadRequest
 from sandfleet_common.messages import EnvironmentInfo, Network, Resources
@@ -89,8 +89,13 @@ async def build(
     """
     show = view(values["progress"], as_json=values["as_json"])
     with show:
-        order = _Order(name, on, directory, values)
-        info = await order.carry_out(client, show)
+        try:
+            info = await _Order(name, on, directory, values).carry_out(client, show)
+        except BuildFailed as problem:
+            if values["progress"] == "quiet":
+                for line in problem.fields.get("output", []):
+                    session.tell(text.safe_line(line))
+            raise
     _tell(info, as_json=values["as_json"])
 
 

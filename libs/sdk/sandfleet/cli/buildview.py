@@ -17,6 +17,7 @@ from sandfleet.building.events import Event, Output, Said, Step
 from . import terminal, text
 
 _TITLE_LETTERS = 60
+_HELD_LETTERS = 4096
 
 
 class Progress(Protocol):
@@ -35,7 +36,7 @@ def view(kind: str, *, as_json: bool) -> Progress:
     if as_json:
         return _Json()
     if kind == "quiet":
-        return _Lines(lambda event: isinstance(event, Said) and event.level == "warning")
+        return _Lines(lambda event: isinstance(event, Said))
     if kind == "auto" and terminal.is_terminal(2):
         return _Screen()
     return _Lines(lambda event: True)
@@ -106,6 +107,8 @@ class _Screen(_Lines):
         )
         self._bar = Bar(*columns, console=Console(file=sys.stderr), transient=True)
         self._task = self._bar.add_task("", total=1)
+        self._held = ""
+        """A line that is not whole yet: the bar would stand behind it."""
 
     def report(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -119,9 +122,12 @@ class _Screen(_Lines):
         super().report(event)
 
     def _write(self, shown: str) -> None:
-        if shown:
+        whole, end, self._held = (self._held + shown).rpartition("\n")
+        if len(self._held) > _HELD_LETTERS:
+            whole, end, self._held = whole + end + self._held, "\n", ""
+        if end:
             self._bar.console.print(
-                shown, end="", markup=False, highlight=False, soft_wrap=True, emoji=False
+                whole, markup=False, highlight=False, soft_wrap=True, emoji=False
             )
 
     def __enter__(self) -> Self:
@@ -130,4 +136,6 @@ class _Screen(_Lines):
 
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)
+        if self._held:
+            self._write("\n")
         self._bar.stop()
