@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from objectserver import ObjectServer, object_server
+from obstore.store import S3Store
 
 from sandfleet_common.errors import Busy, NotFound, Unreachable
 from sandfleet_common.ids import new_ulid
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import EnvironmentList, EnvironmentPublish, LayerKind
-from sandfleet_node.layers import Catalog, Store, open_store
+from sandfleet_node.layers import Catalog, DirectoryStore, Store, open_store
 from sandfleet_node.layers.collection import Collector, Wish
 from sandfleet_node.layers.environments import Environments
 
@@ -117,6 +118,61 @@ async def test_what_was_published_during_collections_has_all_its_layers(
             assert await store.layer(layer.digest) == layer
     assert {layer.digest for layer in await store.layers()} == needed
     assert await store.names("leases") == []
+
+
+class Died(Exception):
+    """A writer was killed."""
+
+
+async def test_an_upload_that_was_given_up_is_swept_away(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    server.start()
+    url = f"{server.url}/{new_ulid()}"
+    store = open_store(url, server.endpoint, 5)
+    seen = S3Store.from_url(url, endpoint=server.endpoint, client_options={"allow_http": True})
+    digest = await add(store, tmp_path / "whole", "whole")
+    whole = await _paths(seen)
+
+    def die(done: int, of: int) -> None:
+        raise Died
+
+    await asyncio.to_thread(_write, tmp_path / "half", "half")
+    with pytest.raises(Died):
+        await store.add(tmp_path / "half", LayerKind.TOOLKIT, created_at=0, progress=die)
+    left = await _paths(seen)
+    assert left > whole
+    await store.sweep(3600)
+    assert await _paths(seen) == left
+    await store.sweep(-60)
+    assert await _paths(seen) == whole
+    assert [layer.digest for layer in await store.layers()] == [digest]
+
+
+async def _paths(objects: S3Store) -> set[str]:
+    """Return the paths of all objects."""
+    return {entry["path"] async for page in objects.list_async() for entry in page}
+
+
+async def test_what_dead_writers_left_in_a_directory_is_swept_away(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    digest = await add(store, tmp_path / "whole", "whole")
+    left = store.temporary("layer")
+    await asyncio.to_thread(_write, left, "half")
+    await store.sweep(3600)
+    assert left.exists()
+    await store.sweep(-60)
+    assert not left.exists()
+    assert [layer.digest for layer in await store.layers()] == [digest]
+
+
+async def test_a_layer_that_is_added_again_is_young_again(store: Store, tmp_path: Path) -> None:
+    await add(store, tmp_path / "first", "same")
+    (first,) = await store.layers()
+    await asyncio.sleep(1.1)
+    await add(store, tmp_path / "again", "same")
+    (again,) = await store.layers()
+    assert again.digest == first.digest and again.stored_at > first.stored_at
 
 
 async def test_while_the_store_is_away_what_is_known_goes_on(

@@ -22,6 +22,8 @@ from .reading import AT_ONCE, mapped
 from .store import Store, StoredLayer
 
 _DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
+_LEFT_SECONDS = 86_400.0
+"""What a writer left that was not seen for so long is rubbish."""
 _FINAL = (SnapshotState.READY, SnapshotState.FAILED)
 
 
@@ -89,6 +91,8 @@ class Collector:
             Busy: another collection is under way.
             Unreachable: the store does not answer; what was removed so far was not needed.
         """
+        if not wish.is_dry:
+            await self._store.sweep(_LEFT_SECONDS)
         survey = _Survey(self._store, self._leases)
         layers = await self._store.layers()
         chosen = self._doomed(layers, await survey.needed(), wish)

@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,6 +152,21 @@ class DirectoryStore:
                 found.append(StoredLayer(f"sha256:{folder.name}", size, stored_at))
         return found
 
+    async def sweep(self, older_than_seconds: float) -> None:
+        """Remove what writers that died have left."""
+        await asyncio.to_thread(self._sweep, time.time() - older_than_seconds)
+
+    def _sweep(self, before: float) -> None:
+        top = self._root / "tmp"
+        for path in top.iterdir() if top.is_dir() else ():
+            with contextlib.suppress(OSError):
+                if _newest(path) >= before:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
     async def remove_layer(self, digest: str) -> None:
         """Remove a layer; it is gone at once, whole. None is no error."""
         await asyncio.to_thread(self._remove_layer, digest)
@@ -207,6 +223,8 @@ class DirectoryStore:
     def _take(self, folder: Path, index: Index, layer: Layer, is_durable: bool) -> None:
         target = self.folder(layer.digest)
         if self.files(layer.digest) is not None:
+            with contextlib.suppress(OSError):
+                os.utime(target / "manifest.json")  # for a collection it is young again
             for name in ("meta", "data"):
                 (folder / name).unlink()
             return
@@ -245,6 +263,12 @@ class DirectoryStore:
                 on_wait()
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _newest(path: Path) -> float:
+    """Return when anything of a directory, or a file, last changed."""
+    below = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
+    return max(each.lstat().st_ctime for each in (path, *below))
 
 
 def _content(path: Path) -> bytes | None:

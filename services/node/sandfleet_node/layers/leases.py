@@ -9,13 +9,14 @@ leases. So one of them sees the other before a layer is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import asynccontextmanager
 
 from pydantic import ValidationError
 
-from sandfleet_common.errors import Busy
+from sandfleet_common.errors import Busy, Unreachable
 from sandfleet_common.ids import new_ulid
 from sandfleet_common.messages import Message
 
@@ -68,7 +69,8 @@ class Leases:
             await self._until_spared(frozenset(digests))
             yield
         finally:
-            await self._store.remove_record(KIND, name)
+            with contextlib.suppress(Unreachable, OSError):  # then it ends by itself
+                await self._store.remove_record(KIND, name)
 
     async def _until_spared(self, digests: frozenset[str]) -> None:
         deadline = time.monotonic() + _WAIT_SECONDS
@@ -117,7 +119,8 @@ class Leases:
         try:
             yield
         finally:
-            await self._store.remove_record(KIND, _COLLECTING)
+            with contextlib.suppress(Unreachable, OSError):
+                await self._store.remove_record(KIND, _COLLECTING)
 
     async def renew(self, digests: Iterable[str]) -> None:
         """Say that the collector is still alive, and what it has not removed yet.

@@ -11,6 +11,7 @@ it is. Who reads verifies every chunk against the index, and so against the dige
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +32,7 @@ from sandfleet_common.errors import BadRequest, Broken, Denied, NotFound, Unreac
 from sandfleet_common.messages import Layer, LayerKind
 
 from .index import Index, index_of, parse
+from .leases import Leases
 from .store import LayerFiles, Notes, Part, Progress, StoredLayer, check_kind, check_name, hex_of
 
 if TYPE_CHECKING:
@@ -211,6 +213,26 @@ class ObjectStore:
                 times[name] = at
         return [StoredLayer(f"sha256:{name}", sizes[name], at) for name, at in times.items()]
 
+    async def sweep(self, older_than_seconds: float) -> None:
+        """Remove what uploads that were given up have left."""
+        newest: dict[str, float] = {}
+        whole: set[str] = set()
+        for path, _, at in await self._listed("layers/"):
+            _, name, *rest = path.split("/")
+            newest[name] = max(at, newest.get(name, 0.0))
+            if rest == ["manifest.json"]:
+                whole.add(name)
+        before = time.time() - older_than_seconds
+        left = {
+            f"sha256:{name}" for name, at in newest.items() if name not in whole and at < before
+        }
+        if not left:
+            return
+        leases = Leases(self)
+        async with leases.condemned(left):  # a late try of such an upload may go on just now
+            for digest in left - await leases.live(time.time()):
+                await self.remove_layer(digest)
+
     async def remove_layer(self, digest: str) -> None:
         """Remove a layer: its manifest first, so that nobody takes what is left for a layer."""
         folder = f"layers/{hex_of(digest)}"
@@ -246,10 +268,15 @@ class ObjectStore:
             description=description,
             notes=notes or {},
         )
-        place = f"layers/{hex_of(layer.digest)}"
-        if await self._size(f"{place}/manifest.json") is None:
-            await self._send(place, folder, index, progress)
-            await self._put(f"{place}/manifest.json", layer.model_dump_json(indent=2).encode())
+        manifest = f"layers/{hex_of(layer.digest)}/manifest.json"
+        # Nobody may remove what an earlier try has sent while the rest is on its way.
+        async with Leases(self).held([layer.digest]):
+            if await self._size(manifest) is None:
+                await self._send(manifest.rpartition("/")[0], folder, index, progress)
+            else:
+                layer = await self.layer(layer.digest)
+            # Written anew also when it is there: for a collection the layer is young again.
+            await self._put(manifest, layer.model_dump_json(indent=2).encode())
         for name in ("meta", "data"):
             (folder / name).unlink(missing_ok=True)
         return await self.layer(layer.digest)

@@ -102,6 +102,10 @@ class Store(Protocol):
         """Remove a layer; none is no error."""
         ...
 
+    async def sweep(self, older_than_seconds: float) -> None:
+        """Remove what writers that died have left, and that nobody can see."""
+        ...
+
 
 def check_kind(kind: str) -> str:
     """Return the kind, if records have it.
