@@ -195,6 +195,7 @@ struct sf_process {
  *   op=hello                      -> version= pid= sandboxes=N prepared=UID+IDS,UID+IDS... , then N packets "event=sandbox id= pid=" each with the channel
  *   op=layer digest= path= [device=] fs=erofs|dir   mounts the image read-only (file-backed where the kernel can, else through
  *                                  loop devices); device: the file that holds what the files of the image hold
+ *   op=chunks                     makes sure of a FUSE mount at chunks/ in the launcher's directory; the answer carries its /dev/fuse
  *   op=unlayer digest=            fails with EBUSY while a live sandbox uses it
  *   op=prepare uid= ids=          makes the user namespace of a range and, for its next sandbox, network (loopback
  *                                 up), ipc and uts namespaces owned by it; create with the same range uses them, once,

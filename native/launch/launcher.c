@@ -248,6 +248,7 @@ static struct launcher *start(const struct options *options)
 		die("cannot allocate");
 	l->options = *options;
 	l->letters_end = &l->letters;
+	l->chunks = -1;
 	l->node.fd = -1;
 	l->listener.owner = l->node.owner = l;
 	l->listener.ready = on_listener;

@@ -95,6 +95,7 @@ struct launcher {
 	int epoll;
 	int run_dir;
 	int null; /* /dev/null, the filling of unused slots */
+	int chunks; /* /dev/fuse of the mount at chunks/, -1 before there is one */
 	struct options options;
 	struct source listener, node;
 	unsigned int connection; /* counts connections */
@@ -116,6 +117,9 @@ struct launcher {
 	unsigned int userns_count, userns_hand, prepared_count;
 	uint64_t userns_uses;
 };
+
+/* chunks.c: makes sure of the mount of layers that are read on demand. */
+int chunks_open(struct launcher *l, struct failure *failure);
 
 int64_t now_ms(void);
 

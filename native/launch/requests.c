@@ -101,6 +101,20 @@ static int serve_unlayer(struct launcher *l, const struct message *message, stru
 	return layer_remove(l, message_get(message, "digest"), failure);
 }
 
+static int serve_chunks(struct launcher *l, const struct message *message, struct failure *failure)
+{
+	char data[64];
+	struct message answer = { .data = data, .room = sizeof(data) };
+	int status = chunks_open(l, failure);
+
+	if (status < 0)
+		return status;
+	message_add(&answer, "seq", "%s", seq_of(message));
+	message_add(&answer, "ok", "1");
+	launcher_say(l, &answer, l->chunks);
+	return 1;
+}
+
 static int serve_create(struct launcher *l, const struct message *message, struct failure *failure)
 {
 	int status = sandbox_create(l, message, failure);
@@ -188,7 +202,7 @@ static const struct {
 	{ "unlayer", serve_unlayer }, { "create", serve_create },
 	{ "kill", serve_kill },	      { "forget", serve_forget },
 	{ "prepare", serve_prepare }, { "unprepare", serve_unprepare },
-	{ "quit", serve_quit },
+	{ "chunks", serve_chunks },   { "quit", serve_quit },
 };
 
 void requests_serve(struct launcher *l, struct message *message)

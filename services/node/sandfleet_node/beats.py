@@ -67,6 +67,8 @@ class Beats:
         self._sequence = 0
         self._busy = asyncio.Lock()
         self.calls_under_way: Callable[[], int] = lambda: 0
+        self.store_failing_since: Callable[[], float | None] = lambda: None
+        self.cache_bytes: Callable[[], int] = lambda: 0
         """How many function calls run or wait."""
 
     async def run(self) -> None:
@@ -155,7 +157,8 @@ class Beats:
             starts_per_second=load.starts.per_second(now),
             calls=self.calls_under_way(),
             environments_complete=self._catalog.is_complete,
-            store_failing_since=self._catalog.failing_since,
+            store_failing_since=self.store_failing_since() or self._catalog.failing_since,
+            cache_bytes=self.cache_bytes(),
         )
 
     def _judge(self, reading: Reading) -> None:

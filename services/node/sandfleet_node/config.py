@@ -42,6 +42,12 @@ class NodeSettings(ServiceSettings):
     """http(s)://host:port of an object store that is not Amazon's."""
     store_timeout_seconds: float = Field(default=30, gt=0)
     """One request to an object store may take so long, all its tries together."""
+    chunk_cache_bytes: int = Field(default=64 * 1024**3, ge=16 * 1024**2)
+    """Of layers in an object store, so much stays on this machine's disk."""
+    chunk_wait_seconds: float = Field(default=30, gt=0)
+    """A sandbox's read waits so long for a store that does not answer; then it fails (EIO)."""
+    chunk_foresight: bool = True
+    """Note which parts of a layer are read first, and fetch those ahead the next time."""
     native_binary: str = ""
     """sandfleet-native; empty: that of the checkout, else the one in PATH."""
 

@@ -40,7 +40,8 @@ from .egress.network import BuildNetwork
 from .ending import Ending
 from .keeper import Keeper
 from .launcher import LauncherRefused
-from .layers import Catalog, DirectoryStore, LayerFiles, Resolved, Store
+from .layermounts import LayerMounts
+from .layers import Catalog, Resolved
 from .layers.reading import mapped
 from .metrics import NodeMetrics
 from .records import Records
@@ -68,8 +69,7 @@ class Creation:
         ending: Ending,
         keeper: Keeper,
         catalog: Catalog,
-        store: Store,
-        local: DirectoryStore,
+        mounts: LayerMounts,
         cgroups: Cgroups,
         disks: Disks,
         storeroom: Storeroom,
@@ -90,8 +90,7 @@ class Creation:
         self._ending = ending
         self._keeper = keeper
         self._catalog = catalog
-        self._store = store
-        self._local = local
+        self._mounts = mounts
         self._cgroups = cgroups
         self._disks = disks
         self._storeroom = storeroom
@@ -274,22 +273,13 @@ class Creation:
         sandbox.uid = part.uid
         # Waited for in any case: whoever ends the sandbox must find all that was made of it.
         await until_done(self._threads.run(partial(self._prepare, sandbox, part)))
-        for digest in sandbox.ground.layers:
-            if not self._keeper.has_layer(digest):
-                await self._keeper.mount(digest, self._files(digest))
+        await self._mounts.ensure(sandbox.ground.layers)
         pid, channel = await self._keeper.need().create(self._request(sandbox))
         sandbox.pid, sandbox.link = pid, AgentLink(channel, sandbox)
         if self._cookies:
             separate(pid)
         await sandbox.greet(sandbox.link)
         await self._build_network.attach(sandbox)
-
-    def _files(self, digest: str) -> LayerFiles:
-        """Return a layer's files: the node's own, or those of the store."""
-        files = self._local.files(digest) or self._store.files(digest)
-        if files is None:
-            raise NotFound(f"layer {digest} is not in the store")
-        return files
 
     def _save(self, sandbox: Sandbox) -> None:
         """Write that it runs; in a thread."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from sandfleet_common.bus import reconnect_delay
 from sandfleet_common.errors import Unreachable
@@ -117,19 +118,25 @@ class Keeper:
         )
 
     async def mount(self, digest: str, files: LayerFiles) -> None:
-        """Have a layer mounted; many who ask at once share one attempt.
+        """Have a layer mounted from its files.
 
         Raises:
             LauncherRefused: it cannot be mounted.
             Unreachable: the launcher has gone.
         """
+        await self.mount_by(digest, lambda: self.need().mount_layer(digest, files.meta, files.data))
+
+    async def mount_by(self, digest: str, do: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have a layer mounted somehow; many who ask at once share one attempt.
+
+        Raises:
+            SandfleetError: what `do` raises.
+        """
         if self.has_layer(digest):
             return
         task = self._layers.get(digest)
         if task is None or task.done():
-            task = self._tasks.start(
-                self.need().mount_layer(digest, files.meta, files.data), f"mount {digest[:20]}"
-            )
+            task = self._tasks.start(do(), f"mount {digest[:20]}")
             self._layers[digest] = task
             self._mounted_at[digest] = time.time()
         await asyncio.shield(task)
@@ -160,16 +167,7 @@ class Keeper:
             LauncherRefused: it cannot be mounted.
             Unreachable: the launcher has gone.
         """
-        if self.has_layer(digest):
-            return
-        task = self._layers.get(digest)
-        if task is None or task.done():
-            task = self._tasks.start(
-                self.need().mount_directory(digest, path), f"mount {digest[:20]}"
-            )
-            self._layers[digest] = task
-            self._mounted_at[digest] = time.time()
-        await asyncio.shield(task)
+        await self.mount_by(digest, lambda: self.need().mount_directory(digest, path))
 
     async def quit(self) -> None:
         """End the launcher and every sandbox it holds."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,7 +82,7 @@ class Launcher:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._sequence = 0
-        self._waiting: dict[str, asyncio.Future[tuple[dict[str, str], socket.socket | None]]] = {}
+        self._waiting: dict[str, asyncio.Future[tuple[dict[str, str], int | None]]] = {}
         self._unsent: list[bytes] = []
         self._found: Found | None = Found()
         self._expected = -1
@@ -158,6 +159,17 @@ class Launcher:
         """
         await self._ask([("op", "layer"), ("digest", digest), ("path", str(path)), ("fs", "dir")])
 
+    async def chunks(self) -> int:
+        """Make sure of the mount for layers on demand; return a descriptor of its /dev/fuse.
+
+        Raises:
+            LauncherRefused: there can be none.
+        """
+        _, device = await self._ask([("op", "chunks")])
+        if device is None:
+            raise Broken("the launcher made a mount without a descriptor")
+        return device
+
     async def create(self, fields: Sequence[tuple[str, str | int]]) -> tuple[int, socket.socket]:
         """Create a sandbox, and return its pid and the node's end of its agent's channel.
 
@@ -167,7 +179,7 @@ class Launcher:
         answer, channel = await self._ask([("op", "create"), *fields])
         if channel is None:
             raise Broken("the launcher created a sandbox without a channel")
-        return int(answer["pid"]), channel
+        return int(answer["pid"]), _channel(channel)
 
     async def prepare(self, uid: int, ids: int) -> None:
         """Have the namespaces of a range's next sandbox made; once more changes nothing.
@@ -237,10 +249,10 @@ class Launcher:
 
     async def _ask(
         self, pairs: Sequence[tuple[str, str | int]]
-    ) -> tuple[dict[str, str], socket.socket | None]:
+    ) -> tuple[dict[str, str], int | None]:
         if self._closed:
             raise Unreachable("the launcher has gone")
-        waiting: asyncio.Future[tuple[dict[str, str], socket.socket | None]]
+        waiting: asyncio.Future[tuple[dict[str, str], int | None]]
         waiting = self._loop.create_future()
         sequence = self._tell(pairs)
         self._waiting[sequence] = waiting
@@ -298,9 +310,7 @@ class Launcher:
                 return
 
     def _receive(self, packet: bytes, fds: list[int]) -> None:
-        channel = (
-            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fds[0]) if fds else None
-        )
+        fd = fds[0] if fds else None
         try:
             message = dict(wire.unpack_message(packet))
         except wire.WireError as problem:
@@ -309,10 +319,10 @@ class Launcher:
         event = message.get("event")
         if event == "exit":
             self._on_exit(message)
-        elif event == "sandbox" and channel is not None:
-            self._on_channel(Channel(message["id"], int(message["pid"]), channel))
+        elif event == "sandbox" and fd is not None:
+            self._on_channel(Channel(message["id"], int(message["pid"]), _channel(fd)))
         else:
-            self._on_answer(message, channel)
+            self._on_answer(message, fd)
 
     def _on_exit(self, message: dict[str, str]) -> None:
         if self._found is not None:
@@ -327,13 +337,13 @@ class Launcher:
         else:
             self._listeners.on_channel(channel)
 
-    def _on_answer(self, message: dict[str, str], channel: socket.socket | None) -> None:
+    def _on_answer(self, message: dict[str, str], fd: int | None) -> None:
         waiting = self._waiting.pop(message.get("seq", ""), None)
         if waiting is None or waiting.done():
-            if channel is not None:
-                channel.close()
+            if fd is not None:
+                os.close(fd)
         elif message.get("ok") == "1":
-            waiting.set_result((message, channel))
+            waiting.set_result((message, fd))
         else:
             waiting.set_exception(
                 LauncherRefused(
@@ -351,6 +361,10 @@ class Launcher:
         if self._found is None and not self._is_quitting:
             self._tasks.start(reap(self.pid), "reap launcher")
             self._listeners.on_lost()
+
+
+def _channel(fd: int) -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
 
 
 def _first_ids(prepared: str) -> list[int]:

@@ -48,6 +48,26 @@ class NodeMetrics(Metrics):
             "snapshot_frozen", "How long a sandbox stood still for a snapshot"
         )
         self.snapshot_pack = self.seconds("snapshot_pack", "Cleaning and packing a snapshot")
+        self.chunk_starts = self.counter("chunk_server_starts", "Chunk servers started")
+        self.chunk_hits = self.counter("chunk_hits", "Chunks of layers read that were here")
+        self.chunk_misses = self.counter("chunk_misses", "Chunks of layers read that were not")
+        self.chunk_fetches = self.counter("chunk_fetches", "Reads from the store of layers")
+        self.chunk_fetch_seconds = self.counter(
+            "chunk_fetch_seconds", "Time that reads from the store took, all together"
+        )
+        self.chunk_fetched = self.counter("chunk_fetched_bytes", "Layer data fetched")
+        self.chunk_ahead = self.counter(
+            "chunk_ahead_bytes", "Of it, fetched ahead because an earlier sandbox read it"
+        )
+        self.chunk_failures = self.counter("chunk_failures", "Reads the store did not answer")
+        self.chunk_corrupt = self.counter("chunk_corrupt", "Chunks that were not what they should")
+        self.chunk_given_up = self.counter(
+            "chunk_reads_failed", "Reads of sandboxes that ended with an error"
+        )
+        self.chunk_evictions = self.counter("chunk_evictions", "Chunks removed to make room")
+        self.chunk_cache = self.gauge("chunk_cache_bytes", "Layer data kept on this machine")
+        self.chunk_waiting = self.gauge("chunk_reads_waiting", "Reads that wait for the store")
+        self.store_failing = self.gauge("store_failing", "1 while the store does not answer")
         self.layers_mounted = self.gauge("layers_mounted", "Layers mounted for sandboxes")
         self.layers_freed = self.counter(
             "layers_freed_bytes", "Layers removed from this machine because its disk filled"

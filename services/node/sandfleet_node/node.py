@@ -21,6 +21,7 @@ from .acting import Acting
 from .adoption import Adoption
 from .beats import Beats
 from .cgroups import Cgroups
+from .chunks import Chunks
 from .clientstreams import ClientStreams
 from .commandtable import Keeping
 from .config import NodeSettings
@@ -38,6 +39,7 @@ from .janitor import Janitor
 from .keeper import Keeper
 from .launcher import Listeners
 from .layercare import LayerCare
+from .layermounts import LayerMounts
 from .layers import Catalog, DirectoryStore, open_store
 from .layers.collection import Collector
 from .machine import depths_of, limits_of, raise_file_limit, read_machine, thresholds_of
@@ -52,7 +54,7 @@ from .records import Records
 from .sandbox import Hearers, Sandbox
 from .sandboxes import Sandboxes, gone
 from .shedder import Shedder
-from .snapshots import Forks, Making, SnapshotRecords, Snapshots, read_rules
+from .snapshots import Forks, Making, SnapshotRecords, Snapshots, Storing, read_rules
 from .storedesk import StoreDesk
 from .storeroom import Storeroom
 from .swap import Swap
@@ -185,10 +187,12 @@ class Node:
             settings, self.layers, self.local_layers, self.sandboxes.layers, self.keeper,
             collector, metrics, log,
         )  # fmt: skip
+        self.chunks = Chunks(settings, self.places, self.keeper, metrics, log)
+        mounting = LayerMounts(self.keeper, self.layers, self.local_layers, self.chunks)
         self.creation = Creation(
             settings.name, self.limits, self.turnstile, workshop, self.sandboxes,
-            self.ending, self.keeper, self.catalog, self.layers, self.local_layers, self.cgroups,
-            self.disks, self.storeroom, self.build_network, self.records, pool, tasks, metrics, log,
+            self.ending, self.keeper, self.catalog, mounting, self.cgroups, self.disks,
+            self.storeroom, self.build_network, self.records, pool, tasks, metrics, log,
             has_cookies=settings.core_scheduling,
         )  # fmt: skip
         self.adoption = Adoption(
@@ -197,17 +201,20 @@ class Node:
         )  # fmt: skip
         self.snapshot_records = SnapshotRecords(self.places, self.layers, log)
         self.making = Making(
-            settings, self.places, self.disks, self.pausing, self.layers, self.local_layers,
-            self.snapshot_records, read_rules(settings.snapshot_rules), metrics, log,
+            settings, self.places, self.disks, self.pausing,
+            read_rules(settings.snapshot_rules), metrics, log,
         )  # fmt: skip
+        storing = Storing(
+            self.places, self.making, self.layers, self.local_layers, self.snapshot_records, log
+        )
         self.catalog.local_snapshots = self.snapshot_records.local
         self.store_desk.snapshots.local = self.snapshot_records.local
         self.layer_care.needed_here = lambda: [
             digest for fork in self.snapshot_records.forks() for digest in fork.info.layers
         ]
         self.snapshots = Snapshots(
-            self.sandboxes, self.making, self.snapshot_records, self.janitor.wake, tasks,
-            metrics, log,
+            self.sandboxes, self.making, storing, self.snapshot_records, self.janitor.wake,
+            tasks, metrics, log,
         )  # fmt: skip
         self.forks = Forks(
             settings.name, self.sandboxes, self.snapshots, self.snapshot_records,
@@ -224,6 +231,8 @@ class Node:
         self.pausing.is_exempt = is_warm
         metrics.on_page.append(self._show_swap)
         self.beats.calls_under_way = lambda: self.functions.under_way
+        self.beats.store_failing_since = lambda: self.chunks.failing_since
+        self.beats.cache_bytes = lambda: self.chunks.cache_bytes
         self.beats.pool_free_bytes = self.disks.free_bytes
         self.store_desk.tell = self.beats.beat
         self.listeners = Listeners(
@@ -260,6 +269,8 @@ class Node:
         self.tasks.start(self.records.run(), "records", critical=True)
         self.tasks.start(self.outbox.run(), "outbox", critical=True)
         self.tasks.start(self.catalog.run(), "catalog", critical=True)
+        if not isinstance(self.layers, DirectoryStore):
+            self.tasks.start(self.chunks.run(), "chunks", critical=True)
         found = await self.keeper.open(self.listeners)
         await self.adoption.adopt(found)
         await self.storeroom.adopt(found.prepared)

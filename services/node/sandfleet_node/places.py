@@ -24,6 +24,8 @@ class Places:
     staging/<id>/       a snapshot while it is packed
     forks/<id>.json     what sandboxes of this node were forked from
     layers/             layers that only this node has
+    layers/             packed here, and not or not yet in the store
+    chunks/             what was read of layers in an object store
     trash/              what is being removed
     """
 
@@ -41,6 +43,7 @@ class Places:
         self.staging = self.root / "staging"
         """What snapshots are made of, while they are."""
         self.forks = self.root / "forks"
+        self.chunks = self.root / "chunks"
         self.layers = (state_dir / "layers").absolute()
 
     def make(self) -> None:

@@ -20,7 +20,7 @@ from .parts import SERVICES
 from .ports import HOST
 
 _PASSED_ON = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-_PASSED_ON_PREFIXES = ("LC_", "PYTHON", *(f"SANDFLEET_{p.name.upper()}_" for p in SERVICES))
+_PASSED_ON_PREFIXES = ("LC_", "PYTHON", "AWS_", *(f"SANDFLEET_{p.name.upper()}_" for p in SERVICES))
 
 
 def write_all(layout: Layout, ports: Mapping[str, int]) -> dict[str, str]:

@@ -21,19 +21,25 @@ _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 _MNT_DETACH = 2
 _SET_FLAG, _SET_STRING, _CMD_CREATE = 0, 1, 6
 _FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC = 1, 1
-_NOSUID, _NODEV, _NOATIME = 2, 4, 0x10
+_RDONLY, _NOSUID, _NODEV, _NOATIME = 1, 2, 4, 0x10
 _AT_FDCWD, _FROM_DESCRIPTOR = -100, 4
 _AT_EMPTY_PATH, _CLONE, _IDMAP, _REC_PRIVATE = 0x1000, 1, 0x100000, 0x44000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def open_mount(kind: str, source: str, options: Mapping[str, str | None]) -> int:
+def open_mount(
+    kind: str,
+    source: str,
+    options: Mapping[str, str | None],
+    attributes: int = _NOSUID | _NODEV | _NOATIME,
+) -> int:
     """Mount a device nowhere, and return the descriptor of its root that holds the mount.
 
     Args:
         kind: of file system.
         source: path of the device.
         options: of the file system; None: a flag.
+        attributes: of the mount.
 
     Raises:
         OSError: the kernel cannot.
@@ -45,9 +51,7 @@ def open_mount(kind: str, source: str, options: Mapping[str, str | None]) -> int
             text = None if value is None else value.encode()
             syscalls.call(syscalls.FSCONFIG, context, what, name.encode(), text, 0)
         syscalls.call(syscalls.FSCONFIG, context, _CMD_CREATE, None, None, 0)
-        return syscalls.call(
-            syscalls.FSMOUNT, context, _FSMOUNT_CLOEXEC, _NOSUID | _NODEV | _NOATIME
-        )
+        return syscalls.call(syscalls.FSMOUNT, context, _FSMOUNT_CLOEXEC, attributes)
     finally:
         os.close(context)
 
@@ -134,6 +138,34 @@ def attach_in(pid: int, mount: int, where: Path) -> None:
     def attach() -> None:
         target = os.fsencode(where)
         syscalls.call(syscalls.MOVE_MOUNT, mount, b"", _AT_FDCWD, target, _FROM_DESCRIPTOR)
+
+    _within(pid, attach)
+
+
+def mount_in(
+    pid: int, kind: str, source: str, options: Mapping[str, str | None], where: Path
+) -> None:
+    """Mount a read-only file system in another process's mount namespace, by paths it sees.
+
+    Args:
+        pid: the process.
+        kind: of file system.
+        source: path of what is mounted.
+        options: of the file system; None: a flag.
+        where: made if it is not there.
+
+    Raises:
+        OSError: the kernel cannot, or the process has gone.
+    """
+
+    def attach() -> None:
+        where.mkdir(mode=0o700, exist_ok=True)
+        mount = open_mount(kind, source, options, _RDONLY | _NODEV)
+        try:
+            target = os.fsencode(where)
+            syscalls.call(syscalls.MOVE_MOUNT, mount, b"", _AT_FDCWD, target, _FROM_DESCRIPTOR)
+        finally:
+            os.close(mount)
 
     _within(pid, attach)
 
