@@ -123,15 +123,18 @@ class SnapshotRecords:
 
     # ------------------------------------------------------------- under way
 
-    def begin(self, info: SnapshotInfo) -> None:
-        """Note on disk that a snapshot is under way.
+    def begin(self, info: SnapshotInfo, *, is_local: bool) -> None:
+        """Note on disk that a snapshot is under way; of a local one only a place is made.
+
+        Who asked for a local one asks again, and it is made anew.
 
         Raises:
             OSError: the disk is full.
         """
         folder = self._places.staging / info.snapshot_id
         folder.mkdir(mode=0o700)
-        write_whole(str(folder / _UNFINISHED), info.model_dump_json().encode())
+        if not is_local:
+            write_whole(str(folder / _UNFINISHED), info.model_dump_json().encode())
 
     def end(self, snapshot_id: str) -> None:
         """Remove what is left of a snapshot that is under way no more."""
@@ -179,6 +182,9 @@ class SnapshotRecords:
                 path.unlink(missing_ok=True)
                 continue
             self._forked[forked.info.snapshot_id] = forked
+        for path in self._places.forks.iterdir():
+            if path.is_dir() and path.name not in self._forked:
+                self._places.throw_away(path)
         return set(self._forked)
 
     def fork(self, snapshot_id: str) -> Forked | None:

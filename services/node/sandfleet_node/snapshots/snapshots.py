@@ -132,12 +132,13 @@ class Snapshots:
         began = time.monotonic()
         try:
             await self._make(job, sandbox)
-            job.update(state=SnapshotState.READY, ended_at=time.time())
+            if not job.is_local:
+                job.update(state=SnapshotState.READY, ended_at=time.time())
         except (SandfleetError, OSError) as problem:
             is_late = not job.staged.is_set() and sandbox.ending is not None
             job.fail(gone(sandbox.info()) if is_late else problem, time.time())
         # When cancelled, or not on record, the next service finds it unfinished.
-        if await self._record(job, sandbox):
+        if job.is_local or await self._record(job):
             self._records.end(job.info.snapshot_id)
             self._on_trash()
         elif job.info.state is SnapshotState.READY:
@@ -152,11 +153,11 @@ class Snapshots:
         )  # fmt: skip
 
     async def _make(self, job: Job, sandbox: Sandbox) -> None:
-        self._records.begin(job.info)
+        self._records.begin(job.info, is_local=job.is_local)
         stage = await self._making.stage(job, sandbox)
         job.staged.set()
         if job.is_local:
-            await self._hold(job, stage)
+            await self._hold(job, sandbox, stage)
             return
         try:
             await self._know_line(job)
@@ -170,13 +171,24 @@ class Snapshots:
         if job.asked.key is not None:
             await self._records.save_key(job.asked.key, stack[0].digest)
 
-    async def _hold(self, job: Job, stage: Stage) -> None:
+    async def _hold(self, job: Job, sandbox: Sandbox, stage: Stage) -> None:
         try:
             layer = await self._making.hold(job, stage)
         except BaseException:
             await self._making.drop(stage)
             raise
-        job.update(layer=layer, layers=[layer.digest, *job.below])
+        job.update(
+            layer=layer,
+            layers=[layer.digest, *job.below],
+            state=SnapshotState.READY,
+            ended_at=time.time(),
+        )
+        forked = Forked(info=job.info, spec=sandbox.spec, job_id=sandbox.job_id)
+        try:
+            self._records.add_fork(forked)
+        except OSError:
+            await self._making.forget(forked)
+            raise
 
     async def _know_line(self, job: Job) -> None:
         """Find out what the first of its line was created from, and its nearest kept parent."""
@@ -193,14 +205,8 @@ class Snapshots:
         if above is not None:
             job.update(environment=above.environment)
 
-    async def _record(self, job: Job, sandbox: Sandbox) -> bool:
+    async def _record(self, job: Job) -> bool:
         """Write how a snapshot ended; return whether that is on record."""
-        if job.is_local:
-            if job.info.state is SnapshotState.READY:
-                self._records.add_fork(
-                    Forked(info=job.info, spec=sandbox.spec, job_id=sandbox.job_id)
-                )
-            return True
         for _ in range(_RECORD_TRIES):
             try:
                 if await self._records.save_last(job.info):
