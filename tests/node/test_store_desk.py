@@ -173,6 +173,8 @@ async def test_environments_are_listed_page_by_page(
     assert [e.version for e in newest.environments] == ["10"] * 3
     with pytest.raises(BadRequest):
         await node.ask(s.ENVIRONMENT_LIST, m.EnvironmentList(after="..//"))
+    outside = await node.ask(s.ENVIRONMENT_LIST, m.EnvironmentList(prefix="../snapshots/"))
+    assert outside.environments == []
 
 
 async def test_a_removed_environment_is_gone_and_its_sandboxes_go_on(
@@ -318,6 +320,54 @@ async def test_an_environment_with_small_layers_merged_shows_the_same(
     assert await said(node, "app:2") == "0"
     assert await asyncio.to_thread(main, argv) == 0
     assert capsys.readouterr().out.startswith("app:2 "), "merged once, there is no more to merge"
+
+
+async def test_a_disk_that_fills_loses_only_layers_that_nobody_needs(
+    servers: Servers, tmp_path: Path, tiny_layers: Path, log: Logger
+) -> None:
+    shutil.copytree(tiny_layers, tmp_path / "layers", copy_function=os.link)
+    store = DirectoryStore(tmp_path / "layers")
+    house = NodeHouse(servers, tmp_path, log)
+    try:
+        async with house.running(layers_free_bytes=1 << 60) as node:
+            care, local = node.node.layer_care, node.node.local_layers
+            named, used, loose, young = (add(store, text) for text in ("a", "b", "c", "d"))
+            await publish(node, "named", named)
+            await publish(node, "used", used)
+            local.make()
+            left, copied = add(local, "left by a fork"), add(local, "a")
+            assert copied.digest == named.digest
+            sandbox = await node.create(environment="used")
+            await node.ask(s.ENVIRONMENT_REMOVE, m.EnvironmentRemove(environment="used"))
+            for at, (where, layer) in enumerate(
+                ((store, named), (store, used), (store, loose), (local, left))
+            ):
+                os.utime(where.folder(layer.digest) / "manifest.json", (at, at))
+            for _ in range(200):
+                lease = await store.record("leases", f"node.{node.name}")
+                if lease is not None and used.digest.encode() in lease:
+                    break
+                await asyncio.sleep(0.05)
+            assert await care.make_room() > 0
+            kept = {layer.digest for layer in await store.layers()}
+            assert kept >= {named.digest, used.digest, young.digest} and loose.digest not in kept
+            assert await local.layers() == []
+            assert output(await sh(node, sandbox, "cat /said")) == b"b"
+            assert await care.make_room() == 0
+    finally:
+        house.clean()
+
+
+async def test_leases_that_were_not_renewed_are_over(
+    node: RunningNode, store: DirectoryStore
+) -> None:
+    held, lost = add(store, "held"), add(store, "lost")
+    for name, layer, at in (("node.n1", held, time.time()), ("node.n2", lost, 1.0)):
+        lease = Lease(at=at, digests=[layer.digest])
+        await store.put_record("leases", name, lease.encode())
+    assert (await collect(node)).removed == 1
+    assert store.files(held.digest) is not None
+    assert "node.n2" not in await store.names("leases")
 
 
 async def test_a_layer_nobody_uses_is_unmounted_and_mounted_again_when_needed(

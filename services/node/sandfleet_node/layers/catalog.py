@@ -74,6 +74,7 @@ class Catalog:
         self._failed_at = float("-inf")
         self._warned: set[str] = set()
         self._names: list[str] = []
+        self._names_at = float("-inf")
         self.failing_since: float | None = None
         """Since when the store does not answer; seconds since 1970."""
         self.local_snapshots: LocalSnapshots | None = None
@@ -108,6 +109,7 @@ class Catalog:
         began = time.monotonic()
         found = await self._asked(self._store.names("environments"), LIST_SECONDS)
         self._names = sorted({name.partition("/")[0] for name in found})
+        self._names_at = began
         there = {name.replace("/", ":") for name in found}
         for known, at in list(self._known_at.items()):
             is_old = at + _SNAPSHOT_SECONDS < began
@@ -259,7 +261,8 @@ class Catalog:
 
     async def _unknown(self, reference: str) -> str:
         try:
-            await self.refresh()
+            if time.monotonic() - self._names_at > NEWEST_SECONDS:
+                await self.refresh()
         except Unreachable:
             return f"there is no environment {reference[:80]!r}"
         some = ", ".join(self._names[:20]) or "none yet (build one)"

@@ -77,15 +77,15 @@ class DirectoryStore:
         return await asyncio.to_thread(self._names, check_kind(kind), prefix)
 
     def _names(self, kind: str, prefix: str) -> list[str]:
-        top = self._root / kind
-        found: list[str] = []
-        for folder, _, files in os.walk(top):
-            inside = "" if folder == str(top) else f"{Path(folder).relative_to(top)}/"
-            found += [
-                f"{inside}{file.removesuffix('.json')}"
-                for file in files
-                if file.endswith(".json") and not file.startswith(".")
-            ]
+        top, (folder, slash, _) = self._root / kind, prefix.partition("/")
+        if slash:  # one folder of perhaps very many
+            inside, _ = _inside(top / check_name(folder))
+            found = [f"{folder}/{name}" for name in inside]
+        else:
+            found, folders = _inside(top)
+            for folder in folders:
+                if folder.startswith(prefix):
+                    found += [f"{folder}/{name}" for name in _inside(top / folder)[0]]
         return sorted(name for name in found if name.startswith(prefix))
 
     # ---------------------------------------------------------------- layers
@@ -263,6 +263,21 @@ class DirectoryStore:
                 on_wait()
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _inside(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the records in a folder, and those of the folders in it."""
+    records: list[str] = []
+    folders: list[str] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif entry.name.endswith(".json"):
+                records.append(entry.name.removesuffix(".json"))
+    return records, folders
 
 
 def _newest(path: Path) -> float:

@@ -112,7 +112,8 @@ class Environments:
             BadRequest: `after` is no name with a version.
             Unreachable: the store does not answer.
         """
-        entries = _sorted(await self._store.names(KIND, body.prefix))
+        is_name = "/" not in body.prefix
+        entries = _sorted(await self._store.names(KIND, body.prefix)) if is_name else []
         if not body.versions:
             entries = list(dict(entries).items())  # the last of a name is the newest
         if body.after is not None:
