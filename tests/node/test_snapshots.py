@@ -173,12 +173,10 @@ async def test_nothing_of_the_host_is_in_a_layer(
 async def test_the_same_content_has_the_same_digest(either: RunningNode) -> None:
     first = await either.create()
     info = await taken(either, first)
-    assert info.layer is not None
-    sandbox = first
     for _ in range(3):
         sandbox = await restored(either, info)
         again = await taken(either, sandbox)
-        assert again.layer is not None
+        assert again.layer is not None and info.layer is not None
         assert again.layer.digest == info.layer.digest
         assert again.layer.size_bytes <= 16_384
         assert again.parent == info.snapshot_id
