@@ -47,7 +47,7 @@ async def built(client: AsyncClient, name: str, **arguments: str) -> tuple[list[
     return states(events), [layer.digest for layer in info.layers]
 
 
-async def tests_pass(client: AsyncClient, environment: str) -> None:
+async def check_passes(client: AsyncClient, environment: str) -> None:
     """Run the project's own tests in a sandbox without a network."""
     async with await client.create(SandboxSpec(environment=environment)) as sandbox:
         result = await sandbox.run("check", check=True, timeout=120)
@@ -58,7 +58,7 @@ async def tests_pass(client: AsyncClient, environment: str) -> None:
 
 async def test_a_real_project_is_built_and_its_tests_pass(indexed: AsyncClient) -> None:
     _, first = await built(indexed, "test-markupsafe")
-    await tests_pass(indexed, "test-markupsafe")
+    await check_passes(indexed, "test-markupsafe")
 
     found, same = await built(indexed, "test-markupsafe")
     assert set(found) == {"cached"}
@@ -70,7 +70,7 @@ async def test_a_real_project_is_built_and_its_tests_pass(indexed: AsyncClient) 
     assert again == other
     assert other[0] != first[0]
     assert other[1:] == first[1:]
-    await tests_pass(indexed, "test-markupsafe")
+    await check_passes(indexed, "test-markupsafe")
 
 
 async def test_replacing_a_toolkit_builds_one_layer(indexed: AsyncClient, tmp_path: Path) -> None:

@@ -72,13 +72,20 @@ class _Lines:
     def __init__(self, wanted: Callable[[Event], bool]) -> None:
         self._wanted = wanted
         self._text = {"stdout": text.SafeText(), "stderr": text.SafeText()}
+        self._is_within_line = False
 
     def report(self, event: Event) -> None:
         if not self._wanted(event):
             return
         if isinstance(event, Output):
-            self._write(self._text[event.stream].add(event.text))
-        elif isinstance(event, Said):
+            shown = self._text[event.stream].add(event.text)
+            self._is_within_line = bool(shown) and not shown.endswith("\n")
+            self._write(shown)
+            return
+        if self._is_within_line:
+            self._write("\n")
+            self._is_within_line = False
+        if isinstance(event, Said):
             self._write(f"{event.level}: {text.safe_line(event.text)}\n")
         elif event.state != "packing":
             self._write(text.safe_line(line_of(event)) + "\n")
