@@ -22,6 +22,7 @@ from sandfleet_common import subjects as s
 from sandfleet_common.errors import BadRequest, Busy, Conflict, NotFound
 from sandfleet_common.ids import new_snapshot_id
 from sandfleet_common.logs import Logger
+from sandfleet_node.launcher import LauncherRefused
 from sandfleet_node.layers import DirectoryStore
 from sandfleet_node.layers.__main__ import main
 from sandfleet_node.layers.leases import Lease
@@ -368,6 +369,36 @@ async def test_leases_that_were_not_renewed_are_over(
     assert (await collect(node)).removed == 1
     assert store.files(held.digest) is not None
     assert "node.n2" not in await store.names("leases")
+
+
+async def test_a_layer_that_an_earlier_service_mounted_is_unmounted_when_idle(
+    servers: Servers, tmp_path: Path, tiny_layers: Path, log: Logger
+) -> None:
+    shutil.copytree(tiny_layers, tmp_path / "layers", copy_function=os.link)
+    store = DirectoryStore(tmp_path / "layers")
+    house = NodeHouse(servers, tmp_path, log)
+    record = tmp_path / "node" / house.name / "run" / "layers.json"
+    try:
+        async with house.running() as node:
+            layer = add(store, "one")
+            await publish(node, "app", layer)
+            kept = await node.create()
+            await node.stop(await node.create(environment="app"))
+            for _ in range(400):
+                if record.exists() and layer.digest in record.read_text():
+                    break
+                await asyncio.sleep(0.05)
+        async with house.running(layer_idle_seconds=0) as node:
+            for _ in range(600):
+                if layer.digest not in record.read_text():
+                    break
+                await asyncio.sleep(0.05)
+            with pytest.raises(LauncherRefused, match="not mounted"):
+                await node.node.keeper.unmount(layer.digest)
+            assert output(await sh(node, kept, "echo on")) == b"on\n"
+            assert await said(node, "app") == "one"
+    finally:
+        house.clean()
 
 
 async def test_a_layer_nobody_uses_is_unmounted_and_mounted_again_when_needed(

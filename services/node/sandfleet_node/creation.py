@@ -273,7 +273,11 @@ class Creation:
         sandbox.uid = part.uid
         # Waited for in any case: whoever ends the sandbox must find all that was made of it.
         await until_done(self._threads.run(partial(self._prepare, sandbox, part)))
-        await self._mounts.ensure(sandbox.ground.layers)
+        try:
+            await self._mounts.ensure(sandbox.ground.layers)
+        except NotFound:
+            self._catalog.forget(sandbox.ground.reference)  # removed, and collected since
+            raise
         pid, channel = await self._keeper.need().create(self._request(sandbox))
         sandbox.pid, sandbox.link = pid, AgentLink(channel, sandbox)
         if self._cookies:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import cast
 
 from sandfleet_common.errors import NotFound, SandfleetError
 from sandfleet_common.logs import Logger
@@ -18,6 +21,7 @@ from .layers.collection import Collector, Wish, doomed
 from .layers.inuse import InUse, idle
 from .layers.leases import RENEW_SECONDS, Leases
 from .metrics import NodeMetrics
+from .places import write_whole
 
 MOUNTED_MAX = 3500
 """The launcher holds 4,096 layers; a burst of new ones finds room."""
@@ -42,6 +46,7 @@ class LayerCare:
         in_use: InUse,
         keeper: Keeper,
         collector: Collector,
+        mounted_record: Path,
         metrics: NodeMetrics,
         log: Logger,
     ) -> None:
@@ -52,11 +57,18 @@ class LayerCare:
         self._keeper = keeper
         self._collector = collector
         self._leases = Leases(store)
+        self._record = mounted_record
+        """Which layers are mounted, for the next service: the launcher does not say."""
+        self._strangers: dict[str, float] = {}
+        """Mounted by an earlier service, and since when that is known."""
         self._metrics = metrics
         self._log = log
         self._is_leased = True
-        self.needed_here: Callable[[], Iterable[str]] = tuple
+        self.needed_here: Callable[[], Iterable[str]] = frozenset
         """Layers that only this node knows to be needed, beside those of sandboxes."""
+
+    def _needed(self) -> frozenset[str]:
+        return self._in_use.digests() | frozenset(self.needed_here())
 
     # ---------------------------------------------------------------- leases
 
@@ -66,7 +78,7 @@ class LayerCare:
         told_at = 0.0
         while True:
             self._in_use.changed.clear()
-            needed = self._in_use.digests() | frozenset(self.needed_here())
+            needed = self._needed()
             is_due = needed != told or time.monotonic() - told_at >= RENEW_SECONDS
             if is_due and await self._lease(needed):
                 told, told_at = needed, time.monotonic()
@@ -93,29 +105,59 @@ class LayerCare:
 
     async def run_unmounting(self) -> None:
         """Unmount layers that no sandbox has used for long, or that are too many."""
+        now = time.time()
+        self._strangers = dict.fromkeys(self._recorded(), now)
+        noted: list[str] = []
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            mounted = self._keeper.mounted()
-            self._metrics.layers_mounted.set(len(mounted))
-            since = {**mounted, **self._in_use.used_at()}
-            gone = idle(
-                mounted, self._in_use.digests(), since, time.time(),
-                idle_seconds=self._settings.layer_idle_seconds, most=MOUNTED_MAX,
-            )  # fmt: skip
-            for digest in gone:
-                await self._unmount(digest)
+            await self.unmount_idle()
+            every = sorted(self._mounted())
+            if every != noted:
+                noted = every
+                self._note(every)
+
+    async def unmount_idle(self) -> None:
+        """Unmount what is to be unmounted now."""
+        mounted = self._mounted()
+        self._metrics.layers_mounted.set(len(mounted))
+        since = {**mounted, **self._in_use.used_at()}
+        gone = idle(
+            mounted, self._needed(), since, time.time(),
+            idle_seconds=self._settings.layer_idle_seconds, most=MOUNTED_MAX,
+        )  # fmt: skip
+        for digest in gone:
+            await self._unmount(digest)
+
+    def _mounted(self) -> dict[str, float]:
+        return {**self._strangers, **self._keeper.mounted()}
 
     async def _unmount(self, digest: str) -> bool:
         """Unmount a layer unless somebody has come for it; return whether it is unmounted."""
-        if digest in self._in_use.digests():
+        if digest in self._needed():
             return False
+        is_strange = self._strangers.pop(digest, None) is not None
         try:
             await self._keeper.unmount(digest)
         except (LauncherRefused, SandfleetError) as problem:
-            self._log.warning("layer.still_mounted", layer=digest, error=str(problem))
+            if not is_strange:  # else the launcher that had it mounted may have gone
+                self._log.warning("layer.still_mounted", layer=digest, error=str(problem))
             return False
         self._log.info("layer.unmounted", layer=digest)
         return True
+
+    def _recorded(self) -> list[str]:
+        try:
+            found: object = json.loads(self._record.read_bytes())
+        except (OSError, ValueError):
+            return []
+        every = cast("list[object]", found) if isinstance(found, list) else []
+        return [digest for digest in every if isinstance(digest, str)]
+
+    def _note(self, mounted: Sequence[str]) -> None:
+        try:
+            write_whole(str(self._record), json.dumps(mounted).encode())
+        except OSError as problem:
+            self._log.warning("layers.unnoted", error=str(problem))
 
     # ------------------------------------------------------------------ room
 
@@ -159,7 +201,7 @@ class LayerCare:
 
     async def _drop_local(self, wanted: int) -> int:
         """Remove the node's own copies of what the store has, and what is left of forks."""
-        needed = self._in_use.digests() | frozenset(self.needed_here())
+        needed = self._needed()
         freed = 0
         wish = Wish(keep_seconds=0)
         for layer in doomed(

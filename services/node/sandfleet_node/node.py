@@ -185,7 +185,7 @@ class Node:
         self.store_desk = StoreDesk(self.layers, self.catalog, collector, log)
         self.layer_care = LayerCare(
             settings, self.layers, self.local_layers, self.sandboxes.layers, self.keeper,
-            collector, metrics, log,
+            collector, self.places.run / "layers.json", metrics, log,
         )  # fmt: skip
         self.chunks = Chunks(settings, self.places, self.keeper, metrics, log)
         mounting = LayerMounts(self.keeper, self.layers, self.local_layers, self.chunks)
@@ -209,9 +209,7 @@ class Node:
         )
         self.catalog.local_snapshots = self.snapshot_records.local
         self.store_desk.snapshots.local = self.snapshot_records.local
-        self.layer_care.needed_here = lambda: [
-            digest for fork in self.snapshot_records.forks() for digest in fork.info.layers
-        ]
+        self.layer_care.needed_here = self._needed_layers
         self.snapshots = Snapshots(
             self.sandboxes, self.making, storing, self.snapshot_records, self.janitor.wake,
             tasks, metrics, log,
@@ -397,6 +395,11 @@ class Node:
     def _show_swap(self) -> None:
         self.metrics.swap.set(self.swap.sizes()[0])
         self.metrics.swap_missing.set(self.swap.problem is not None)
+
+    def _needed_layers(self) -> set[str]:
+        """Return the layers that forks and snapshots under way need."""
+        forks = self.snapshot_records.forks()
+        return self.snapshots.needed() | {d for fork in forks for d in fork.info.layers}
 
     async def _awake(self, sandbox: Sandbox) -> None:
         await self.pausing.awake(sandbox)
