@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+import tarfile
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from sandfleet import AsyncClient, BadRequest, SandboxSpec
+from sandfleet import AsyncClient, BadRequest, SandboxSpec, TimedOut
 from sandfleet.building.builder import Builder, Source
 from sandfleet.building.events import Event, Output, Step
 from sandfleet.building.workshop import BuildFailed, Means
@@ -205,3 +208,95 @@ async def test_what_cannot_be_carried_out_names_its_line(
     with pytest.raises(BadRequest) as caught:
         await Build(client).of(project, "test-wrong")
     assert said in caught.value.message
+
+
+async def test_two_who_build_the_same_end_with_the_same_layers(
+    client: AsyncClient, project: Path, salt: str
+) -> None:
+    first, second = await asyncio.gather(
+        *(Build(client).of(project, f"test-twin-{n}", SALT=salt) for n in range(2))
+    )
+    again = Build(client)
+    await again.of(project, "test-twin-0", SALT=salt)
+    assert set(again.states()) == {"cached"}
+    for name in (f"{info.name}:{info.version}" for info in (first, second)):
+        async with await client.create(SandboxSpec(environment=name)) as sandbox:
+            assert (await sandbox.run("cat salt out/who", check=True)).text == f"{salt}\nuser\n"
+
+
+async def test_a_build_that_is_given_up_leaves_no_sandbox(
+    client: AsyncClient, project: Path
+) -> None:
+    (project / "Dockerfile").write_text("FROM debian\nRUN echo begun; sleep 300\n")
+    build = Build(client)
+    work = asyncio.create_task(build.of(project, "test-given-up"))
+    while b"begun" not in build.output():
+        assert not work.done()
+        await asyncio.sleep(0.05)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    left = client.list(labels={"sandfleet.build": "1"})
+    assert [sandbox.id async for sandbox in left] == []
+
+
+async def test_a_build_that_takes_too_long_says_so(client: AsyncClient, project: Path) -> None:
+    (project / "Dockerfile").write_text("FROM debian\nRUN sleep 300\n")
+    with pytest.raises(TimedOut) as caught:
+        await Build(client, Means(network=Network.NONE, timeout_seconds=2)).of(project, "test-slow")
+    assert "--timeout" in caught.value.message
+
+
+async def test_archives_and_here_documents_go_in(client: AsyncClient, project: Path) -> None:
+    with tarfile.open(project / "some.tar.xz", "w:xz") as tar:
+        tar.add(project / "tree", "inner")
+    (project / "Dockerfile").write_text(
+        "FROM debian\nADD some.tar.xz main.sh /a/\nCOPY some.tar.xz /b/\n"
+        "ARG WHO=you\nCOPY <<EOF <<'RAW' /c/\nhello $WHO\nEOF\nhello $WHO\nRAW\n"
+        "RUN <<EOF\necho one > /d\necho two >> /d\nEOF\n"
+    )
+    await Build(client).of(project, "test-archives")
+    async with await client.create(SandboxSpec(environment="test-archives")) as sandbox:
+        result = await sandbox.run("cd /; find a b c -type f | sort; cat c/* d", check=True)
+        assert result.text.split() == [
+            "a/inner/deep/file", "a/inner/gone.log", "a/inner/keep.log", "a/main.sh",
+            "b/some.tar.xz", "c/EOF", "c/RAW", "hello", "you", "hello", "$WHO", "one", "two",
+        ]  # fmt: skip
+
+
+async def test_the_command_line_builds_and_says_how_it_goes(
+    platform: Path, project: Path, salt: str
+) -> None:
+    async def env(*words: str) -> tuple[int | None, list[str], str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sandfleet.cli", "--state", str(platform), "env", *words,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        return process.returncode, out.decode().splitlines(), err.decode()
+
+    common = ("--name", "test-cli", "--network", "none")
+    arguments = ("--build-arg", f"SALT={salt}")
+    status, out, err = await env("build", str(project), *common, *arguments)
+    assert status == 0, err
+    assert out[-1].startswith("test-cli:")
+    assert "layers" in out[-1]
+    assert ": done, " in err
+    status, out, err = await env("build", str(project), *common, *arguments, "--json")
+    assert status == 0, err
+    events = [json.loads(line) for line in out]
+    assert {e["state"] for e in events if e["event"] == "step"} == {"started", "cached"}
+    assert events[-1]["event"] == "environment"
+    (project / "Dockerfile").write_text("FROM debian\nRUN echo why >&2; exit 3\n")
+    status, out, err = await env("build", str(project), *common, "--progress", "quiet")
+    assert (status, out) == (1, [])
+    assert err == "why\nsandfleet: Dockerfile:2: RUN failed: it exited with 3: why\n"
+    status, _, err = await env("build", str(project), *common, "--on", "debian")
+    assert status == 2
+    assert "--on" in err
+    status, _, err = await env("import", "nowhere", "--name", "x")
+    assert status == 1
+    assert "docker-archive:" in err
+    added = ("--add", f"{project}/tree:/work")
+    status, out, err = await env("build", "--on", "debian", *added, *common)
+    assert status == 0, err

@@ -18,6 +18,7 @@ from sandfleet_common.messages import FileType
 from . import ignoring
 from .context import Context, Entry
 from .parcels import Owner, Parcel, Place, archive_pieces, opened_archive, place_of
+from .plainly import unpack_plainly
 from .stages import Files, Ground
 from .workshop import ROOT, Workshop
 
@@ -63,9 +64,7 @@ class Copier:
         try:
             await self.workshop.feed(self.sandbox, [*self._tar, "-C", place], pieces, what=what)
         except NotFound:
-            raise BadRequest(
-                f"{what}: the environment has no tar, which is needed to copy into it"
-            ) from None
+            await unpack_plainly(self.sandbox, place, pieces, what)
 
     async def make_folder(self, path: str) -> None:
         """Have a directory; one that exists stays as it is."""
