@@ -90,8 +90,10 @@ def test_this_machine_and_its_link_are_reached_only_when_named(address: str) -> 
     assert is_reachable(found, Reach.ANY)
 
 
-@pytest.mark.parametrize("address", ["10.1.2.3", "192.168.0.1", "172.31.0.1", "100.64.0.1", "fd00::1",
-                                     "::ffff:10.0.0.1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "address",
+    ["10.1.2.3", "192.168.0.1", "172.31.0.1", "100.64.0.1", "fd00::1", "::ffff:10.0.0.1"],
+)
 def test_private_networks_are_for_what_the_machine_is_set_up_with(address: str) -> None:
     found = ipaddress.ip_address(address)
     assert not is_reachable(found, Reach.PUBLIC)

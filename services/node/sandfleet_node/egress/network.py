@@ -213,6 +213,8 @@ class BuildNetwork:
             except OSError as problem:
                 self._log.warning("egress.lost", error=str(problem))
                 self._news.set()
+                link.close()
+                await link.reap()
                 await asyncio.sleep(_RETRY_SECONDS)
             finally:
                 link.close()

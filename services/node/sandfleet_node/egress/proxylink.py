@@ -30,6 +30,7 @@ from .orders import (
 
 START_SECONDS = 15.0
 _LOOK_SECONDS = 0.01
+_REAP_TRIES = 100
 
 
 def connect(directory: Path) -> socket.socket:
@@ -79,8 +80,11 @@ def spawn(directory: Path, orphan_seconds: int) -> int:
 class ProxyLink:
     """One connection to a proxy. Close it when done: the proxy stays for the next."""
 
-    def __init__(self, sock: socket.socket, hello: Hello, sent: dict[str, int]) -> None:
+    def __init__(
+        self, sock: socket.socket, hello: Hello, sent: dict[str, int], child: int | None
+    ) -> None:
         self._sock = sock
+        self._child = child
         self.version = hello.version
         self.sent = sent
         """What the proxy held when it was connected to: sandboxes with the bytes they have sent."""
@@ -94,9 +98,9 @@ class ProxyLink:
         """
         try:
             async with asyncio.timeout(START_SECONDS):
-                sock = await _connected(directory, orphan_seconds)
+                sock, child = await _connected(directory, orphan_seconds)
                 try:
-                    return await cls._greeted(sock)
+                    return await cls._greeted(sock, child)
                 except BaseException:
                     sock.close()
                     raise
@@ -106,7 +110,7 @@ class ProxyLink:
             ) from problem
 
     @classmethod
-    async def _greeted(cls, sock: socket.socket) -> ProxyLink:
+    async def _greeted(cls, sock: socket.socket, child: int | None) -> ProxyLink:
         first = await _receive(sock)
         if not isinstance(first, Hello):
             raise ConnectionError("it said nothing")
@@ -117,7 +121,7 @@ class ProxyLink:
                 raise ConnectionError("it has gone again")
             if isinstance(report, Counts):
                 sent |= report.sent
-        return cls(sock, first, sent)
+        return cls(sock, first, sent, child)
 
     async def send(self, order: Rules | Add | Remove | Quit, handle: int | None = None) -> None:
         """Send an order; a descriptor with it is duplicated.
@@ -138,16 +142,24 @@ class ProxyLink:
         """Leave the proxy alone."""
         self._sock.close()
 
+    async def reap(self) -> None:
+        """Lay a proxy to rest that has gone, if it was started here; it is on its way out."""
+        for _ in range(_REAP_TRIES):
+            if self._child is None or is_gone(self._child):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
 
-async def _connected(directory: Path, orphan_seconds: int) -> socket.socket:
+
+async def _connected(directory: Path, orphan_seconds: int) -> tuple[socket.socket, int | None]:
+    """Return a connection, and the pid of the proxy if it had to be started."""
     try:
-        return connect(directory)
+        return connect(directory), None
     except OSError:
         child = spawn(directory, orphan_seconds)
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         try:
-            return connect(directory)
+            return connect(directory), child
         except OSError as problem:
             if is_gone(child):
                 raise ConnectionError("it ended at once") from problem

@@ -10,12 +10,19 @@ import h11
 
 from .orders import Limits
 from .streams import Stream
-from .targets import BadTarget, Headers, Target, passed_on, read_target, request_headers
+from .targets import (
+    HEAD_BYTES_MAX,
+    BadTarget,
+    Headers,
+    Target,
+    passed_on,
+    read_target,
+    request_headers,
+)
 from .tunnels import carry, greeting
 from .upstreams import Refusal, Upstreams
 from .volumes import Volumes
 
-_HEAD_BYTES_MAX = 32 * 1024
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _SAFE_TO_REPEAT = (b"GET", b"HEAD", b"OPTIONS")
 
@@ -51,7 +58,7 @@ class Client:
         self._upstreams = upstreams
         self._limits: Limits = upstreams.limits
         self._volumes = volumes
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES_MAX)
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._upstream: _Upstream | None = None
 
     async def serve(self) -> None:
@@ -163,7 +170,7 @@ class Client:
             return self._upstream
         self._drop()
         stream = self._open(await self._upstreams.open(target, is_tunnel=False))
-        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES_MAX)
+        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._upstream = _Upstream(target, stream, http)
         return self._upstream
 

@@ -6,13 +6,14 @@ refused what two parsers could understand in two ways, and what a proxy must not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .policy import normal_host, parse_port
 
 TARGET_BYTES_MAX = 8192
 HEADERS_MAX = 100
+HEAD_BYTES_MAX = 32 * 1024
 _HTTP = "http://"
 _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 _OF_ONE_HOP = frozenset({
@@ -43,7 +44,7 @@ class Target:
         return (host if self.port == default_port else f"{host}:{self.port}").encode()
 
 
-def read_target(method: bytes, raw: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Target:
+def read_target(method: bytes, raw: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Target:
     """Return where a request goes.
 
     Args:
@@ -59,6 +60,8 @@ def read_target(method: bytes, raw: bytes, headers: Iterable[tuple[bytes, bytes]
     if any(byte <= 0x20 or byte >= 0x7F for byte in raw):
         raise BadTarget("the request's target has characters that a URL cannot have")
     text, names = raw.decode("ascii"), [name for name, _ in headers]
+    if sum(len(name) + len(value) for name, value in headers) > HEAD_BYTES_MAX:
+        raise BadTarget("the request's headers are too long")
     if len(names) > HEADERS_MAX:
         raise BadTarget(f"the request has more than {HEADERS_MAX} headers")
     if b"content-length" in names and b"transfer-encoding" in names:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from .orders import IDS_EACH, Counts, Refused
 from .streams import Stream
 
-_TOLD_EACH_SECOND = 10
+_TOLD_EACH_SECOND = 5
+"""Refusals of one sandbox: one that asks in vain all the time does not hide the others'."""
 
 
 class Volumes:
@@ -25,7 +26,7 @@ class Volumes:
         self._received = 0
         self._refused: Counter[str] = Counter()
         self._told_second = 0
-        self._told = 0
+        self._told: Counter[str] = Counter()
         self.connections = 0
         """From sandboxes, open now."""
         self._connections_told = 0
@@ -49,9 +50,10 @@ class Volumes:
         self._refused[kind] += 1
         second = int(time.monotonic())
         if second != self._told_second:
-            self._told_second, self._told = second, 0
-        if self._told < _TOLD_EACH_SECOND:
-            self._told += 1
+            self._told_second = second
+            self._told.clear()
+        if self._told[sandbox_id] < _TOLD_EACH_SECOND:
+            self._told[sandbox_id] += 1
             self._tell(Refused(sandbox_id=sandbox_id, kind=kind, host=host, reason=reason))
 
     def everything(self) -> Iterator[Counts]:
