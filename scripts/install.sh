@@ -12,9 +12,11 @@ PACKAGES=(
 	gcc make pkg-config libc6-dev musl-tools   # launcher and agent
 	clang bpftool libbpf-dev libelf-dev        # eBPF sensor
 	erofs-utils debootstrap util-linux         # layers
+	skopeo golang-github-containers-common     # images of others, and which may be trusted
 	btrfs-progs                                # caps of what sandboxes write
 	redis-server                               # live state; NATS comes from PyPI
 	prometheus iproute2 busybox-static file    # tests: promtool, a root file system
+	docker-registry                            # tests: a registry of images
 )
 PEERS=(runc docker.io)
 [[ "${1:-}" == --bench ]] && PACKAGES+=("${PEERS[@]}")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandfleet.building import instructions as i
-from sandfleet.building import stages
+from sandfleet.building import planning, stages
 from sandfleet.building.dockerfile import parse
 from sandfleet_common.errors import BadRequest
 
@@ -158,6 +158,6 @@ def test_any_arrangement_of_words_is_planned_or_refused(parts: list[str]) -> Non
     try:
         found = stages.recipe("FROM debian\n" + " ".join(parts))
         for stage in found.stages:
-            stages.plan(stage, stages.Ground(("sha256:" + "0" * 64,)), {}, {"X": "x"})
+            planning.plan(stage, stages.Ground(("sha256:" + "0" * 64,)), {}, {"X": "x"})
     except BadRequest as problem:
         assert "Dockerfile" in problem.message

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sandfleet.building import stages
+from sandfleet.building import planning, stages
 from sandfleet.building.builder import needed
 from sandfleet.building.keys import group_key
-from sandfleet.building.stages import Command, Files, Ground, MakeDir, Plan
+from sandfleet.building.planning import Plan
+from sandfleet.building.stages import MOST_LAYERS, Command, Files, Ground, MakeDir
 from sandfleet_common.errors import BadRequest
 from sandfleet_common.messages import LayerKind
 
@@ -17,7 +18,7 @@ BASE = Ground(("sha256:" + "0" * 64,), {"PATH": "/bin"}, None, None, {"cmd": "sh
 def planned(text: str, *, ground: Ground = BASE, **given: str) -> Plan:
     found = stages.recipe(text)
     known = stages.global_arguments(found, given)
-    return stages.plan(found.target(None), ground, known, given)
+    return planning.plan(found.target(None), ground, known, given)
 
 
 def commands(plan: Plan) -> list[Command]:
@@ -43,10 +44,10 @@ def test_arguments_have_defaults_and_end_with_their_stage() -> None:
     text = "ARG V=1\nFROM debian AS a\nARG V\nARG W=w$V\nRUN x\nFROM debian\nRUN y\n"
     found = stages.recipe(text)
     known = stages.global_arguments(found, {"V": "2"})
-    first = stages.plan(found.stages[0], BASE, known, {"V": "2"})
+    first = planning.plan(found.stages[0], BASE, known, {"V": "2"})
     assert dict(commands(first)[0].env) == {"PATH": "/bin", "V": "2", "W": "w2"}
     assert "V" not in first.env
-    second = stages.plan(found.stages[1], BASE, known, {"V": "2"})
+    second = planning.plan(found.stages[1], BASE, known, {"V": "2"})
     assert dict(commands(second)[0].env) == {"PATH": "/bin"}
     assert found.unclaimed({"V": "", "Z": ""}) == ["Z"]
 
@@ -89,7 +90,7 @@ def test_a_comment_makes_a_step_a_toolkit() -> None:
 def test_layers_are_never_more_than_an_environment_may_have() -> None:
     text = "FROM debian\n" + "".join(f"RUN {n}\n" for n in range(300))
     plan = planned(text)
-    assert len(plan.groups) <= stages.MOST_LAYERS - 1
+    assert len(plan.groups) <= MOST_LAYERS - 1
     assert len(commands(plan)) == 300
     full = Ground(tuple(f"sha256:{n:064x}" for n in range(64)))
     with pytest.raises(BadRequest):

@@ -18,8 +18,10 @@ from typing import Self
 from sandfleet.client import AsyncClient
 from sandfleet.sandbox import AsyncSandbox
 from sandfleet_common.errors import BadRequest, NotFound, SandfleetError, TimedOut
-from sandfleet_common.messages import EnvironmentInfo, Layer
+from sandfleet_common.messages import EnvironmentInfo, Layer, LayerKind
 
+from . import instructions as i
+from . import planning
 from . import stages as st
 from .context import Context, open_context
 from .copying import Copier, matches
@@ -188,7 +190,7 @@ class Builder:
         self, recipe: st.Recipe, stage: st.Stage, source: Source, known: Mapping[str, str]
     ) -> Ground:
         ground = await self._ground(recipe, stage, known)
-        plan = st.plan(stage, ground, known, source.arguments)
+        plan = planning.plan(stage, ground, known, source.arguments)
         for warning in plan.warnings:
             self._report(Said("warning", f"{source.file}: {warning}"))
         for group in plan.groups:
@@ -290,7 +292,7 @@ class Builder:
             return await self.workshop.pack(
                 sandbox,
                 key,
-                group.kind if not is_empty else st.LayerKind.BASE,
+                group.kind if not is_empty else LayerKind.BASE,
                 description=group.title,
                 notes=built_on(ground),
                 root=root or "/",
@@ -341,7 +343,7 @@ def needed(recipe: st.Recipe, target: st.Stage, known: Mapping[str, str]) -> lis
             continue
         wanted.add(stage.number)
         names = [st.image_of(stage, known)]
-        names += [step.from_ for step in stage.steps if isinstance(step, st.i.Copy) and step.from_]
+        names += [step.from_ for step in stage.steps if isinstance(step, i.Copy) and step.from_]
         found = [recipe.stage(name, stage.number) for name in names]
         waiting += [one for one in found if one is not None]
     return [stage for stage in recipe.stages if stage.number in wanted]
@@ -349,9 +351,9 @@ def needed(recipe: st.Recipe, target: st.Stage, known: Mapping[str, str]) -> lis
 
 def _about(stage: st.Stage) -> int:
     """Return how many layers a stage will have, for progress."""
-    steps = [type(step) for step in stage.steps if isinstance(step, st.i.Run | st.i.Copy)]
+    steps = [type(step) for step in stage.steps if isinstance(step, i.Run | i.Copy)]
     follows = zip(steps[1:], steps, strict=False)
-    return len(steps) - sum(step is before is st.i.Copy for step, before in follows)
+    return len(steps) - sum(step is before is i.Copy for step, before in follows)
 
 
 def _hash_of(context: Context, files: Files) -> str:
