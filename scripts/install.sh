@@ -16,7 +16,6 @@ PACKAGES=(
 	btrfs-progs                                # caps of what sandboxes write
 	redis-server                               # live state; NATS comes from PyPI
 	prometheus iproute2 busybox-static file    # tests: promtool, a root file system
-	docker-registry                            # tests: a registry of images
 )
 PEERS=(runc docker.io)
 [[ "${1:-}" == --bench ]] && PACKAGES+=("${PEERS[@]}")
