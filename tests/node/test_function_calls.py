@@ -18,7 +18,7 @@ from requirements import need_root
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.errors import BadRequest, Busy, NoCapacity, NotFound, Unreachable
-from sandfleet_node.layers.catalog import NEWEST_SECONDS
+from sandfleet_node.layers.catalog import NAMES_MAX, NEWEST_SECONDS
 
 pytestmark = [pytest.mark.root, pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -264,6 +264,29 @@ async def test_a_new_version_of_the_environment_is_used(house: NodeHouse, tmp_pa
         after = await call(node, "import os; print(os.environ['N'])")
         assert after.step.stdout == b"x\n"
         await node.until_gone(before.sandbox_id)
+
+
+async def test_of_more_environments_than_are_followed_all_calls_are_heard_once(
+    house: NodeHouse, tmp_path: Path
+) -> None:
+    (tmp_path / "layers").unlink()
+    store = python_layers(tmp_path / "layers")
+    async with house.running() as node:
+        base = resolve(store, PYTHON)
+        layers = [await store.layer(digest) for digest in base.layers]
+        made = publish(store, "many0", "1", layers, env=base.env)
+        for number in range(1, NAMES_MAX):
+            same = made.model_copy(update={"name": f"many{number}"})
+            await store.put_record("environments", f"many{number}/1", same.encode())
+        await node.node.catalog.refresh()
+        assert node.node.catalog.followed() is None
+        for name in (PYTHON, f"many{NAMES_MAX - 1}"):  # before and after it hears all
+            result = await call(node, "print(1)", environment=name)
+            assert result.step.stdout == b"1\n"
+            await asyncio.sleep(1.2)
+        for name in (PYTHON, "many7"):
+            code = "import os; os.write(1, b'once')"
+            assert (await call(node, code, environment=name)).step.stdout == b"once"
 
 
 async def test_stopping_a_warm_sandbox_costs_one_call_at_most(node: RunningNode) -> None:
