@@ -27,10 +27,12 @@ from .calling import CALLS_AT_ONCE, Call, ask, many
 from .calls import call
 from .connection import Connection
 from .endpoints import NatsPlace, Place, find
+from .environments import AsyncEnvironments
 from .functions import AsyncFunctionMaker
 from .job import AsyncJob
 from .results import CallResult, call_result_of
 from .sandbox import CLEANUP_SECONDS, AsyncSandbox
+from .snapshot import AsyncSnapshots
 from .transport import Transport
 from .usage import FleetUsage, ask_fleet
 
@@ -107,6 +109,16 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def environments(self) -> AsyncEnvironments:
+        """What sandboxes are created from."""
+        return AsyncEnvironments(self._connection)
+
+    @property
+    def snapshots(self) -> AsyncSnapshots:
+        """What was kept of sandboxes."""
+        return AsyncSnapshots(self._connection)
 
     # --------------------------------------------------------------- sandboxes
 

@@ -14,18 +14,22 @@ from typing import Any, Self
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.errors import NodeLost, SandboxGone, SandfleetError, TimedOut, Unavailable
-from sandfleet_common.ids import new_exec_id
+from sandfleet_common.ids import new_exec_id, new_snapshot_id
 
 from .calls import CALL_SECONDS, call
 from .command import HOLD_SECONDS, AsyncCommand
 from .connection import Connection
 from .files import AsyncFiles
+from .forking import fork
 from .phase import AsyncPhase
 from .results import Result, result_of
+from .snapshot import HOLD_SECONDS as HOLD_SNAPSHOT_SECONDS
+from .snapshot import AsyncSnapshot, take
 
 SHELL = ("/bin/sh", "-c")
 CLEANUP_SECONDS = 10.0
 """What ending a sandbox or a command may take when the caller is on its way out."""
+_STOPS_AT_ONCE = 16
 INPUT_ONLY_WINDOW_BYTES = 4096
 """Of a stream that is there for its input; its output is read otherwise."""
 
@@ -243,6 +247,90 @@ class AsyncSandbox:
         self._info = await call(self._connection.transport, s.RESUME, body)
         return self._info
 
+    async def snapshot(
+        self,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        description: str = "",
+        scrub: bool = True,
+        wait: bool = True,
+    ) -> AsyncSnapshot:
+        """Keep what it has written so far, to create other sandboxes from; it goes on.
+
+            snapshot = await sandbox.snapshot(name="before-tests")
+            other = await client.create(SandboxSpec(environment=snapshot.id))
+
+        It stands still for some milliseconds. Files are kept, processes and memory are not.
+        Secrets and build residue are left out by the node's rules, unless `scrub` is False;
+        `info_now.scrubbed` says which. Without `wait` the snapshot may not be ready yet.
+
+        Raises:
+            SandboxGone, NodeLost: it has ended.
+            SandfleetError: the snapshot failed; says in which phase and why.
+        """
+        body = m.SandboxSnapshot.of(
+            sandbox_id=self.id,
+            snapshot_id=new_snapshot_id(self._info.node),
+            name=name,
+            labels=dict(labels or {}),
+            description=description,
+            scrub=scrub,
+            wait_seconds=HOLD_SNAPSHOT_SECONDS if wait else 0,
+        )
+        return AsyncSnapshot(self._connection, await take(self._connection, body))
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        deadline: float = 60,
+    ) -> AsyncFork:
+        """Create sandboxes on its node that begin with its files, all with those of one moment.
+
+            async with await sandbox.fork(8) as fork:
+                for child in fork.children:
+                    ...
+
+        What is not given is as in this sandbox. Children do not see each other's writes.
+        `fork.failures` says why some could not be created.
+
+        Raises:
+            SandboxGone, NodeLost: it has ended.
+            SandfleetError: its files could not be kept.
+        """
+        changes = m.ForkChanges.of(
+            env=None if env is None else dict(env),
+            labels=None if labels is None else dict(labels),
+            ttl_seconds=ttl_seconds,
+        )
+        told = await fork(self._connection, self.id, self._info.node, count, changes, deadline)
+        ready = [o.info for o in told.outcomes if o.status == "ready" and o.info is not None]
+        children = [AsyncSandbox(self._connection, info) for info in ready]
+        return AsyncFork(self._connection, children, told)
+
+    async def migrate(self, node: str | None = None, *, deadline: float = 120) -> m.SandboxInfo:
+        """Move it to another node, or to the named one; it keeps its id and its files.
+
+        Its processes end, and so do its commands.
+
+        Raises:
+            NoCapacity: no node took it by the deadline; it goes on where it was.
+            NotFound: there is no such node.
+        """
+        body = m.SandboxMigrate.of(sandbox_id=self.id, node=node, deadline_seconds=deadline)
+        self._info = await call(
+            self._connection.transport,
+            s.SANDBOX_MIGRATE,
+            body,
+            within=deadline + 5,
+            held=deadline,
+        )
+        return self._info
+
     async def set_phase(self, phase: m.SandboxPhase | str) -> None:
         """Say what it is doing, which decides its share of the CPU where that is scarce.
 
@@ -347,3 +435,50 @@ class AsyncSandbox:
 
 def _is_complete(state: m.ExecState) -> bool:
     return sum([len(chunk.data) for chunk in state.output]) >= state.output_bytes
+
+
+class AsyncFork:
+    """What became of the children of a fork. Leaving its `async with` block ends them."""
+
+    def __init__(
+        self, connection: Connection, children: Sequence[AsyncSandbox], told: m.SandboxForked
+    ) -> None:
+        self._connection = connection
+        self._children = list(children)
+        self._told = told
+
+    @property
+    def snapshot_id(self) -> str:
+        """The moment that they share."""
+        return self._told.snapshot.snapshot_id
+
+    @property
+    def children(self) -> list[AsyncSandbox]:
+        """Those that are ready, in the order asked."""
+        return self._children
+
+    @property
+    def outcomes(self) -> list[m.Outcome]:
+        """What became of each, in the order asked."""
+        return self._told.outcomes
+
+    @property
+    def failures(self) -> list[SandfleetError]:
+        """Why some are not."""
+        return [o.failure.to_error() for o in self._told.outcomes if o.failure is not None]
+
+    async def stop(self) -> None:
+        """End all children; those that have ended are no error."""
+        gate = asyncio.Semaphore(_STOPS_AT_ONCE)
+
+        async def end(child: AsyncSandbox) -> None:
+            async with gate:
+                await child.stop(reason="its fork is over")
+
+        await asyncio.gather(*(end(child) for child in self._children))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()

@@ -14,10 +14,12 @@ from sandfleet.usage import FleetUsage
 from sandfleet_common import messages as m
 from sandfleet_common.states import State
 
+from .environments import Environments
 from .functions import FunctionMaker
 from .job import Job
 from .portal import PORTAL, Facade
 from .sandbox import Sandbox
+from .snapshot import Snapshots
 
 
 class Client(Facade[AsyncClient]):
@@ -84,6 +86,16 @@ class Client(Facade[AsyncClient]):
         trace: TracebackType | None,
     ) -> None:
         PORTAL.run(self._inner.__aexit__(kind, error, trace))
+
+    @property
+    def environments(self) -> Environments:
+        """What sandboxes are created from."""
+        return Environments.wrap(self._inner.environments)
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """What was kept of sandboxes."""
+        return Snapshots.wrap(self._inner.snapshots)
 
     def create(
         self,

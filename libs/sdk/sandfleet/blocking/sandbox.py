@@ -7,13 +7,15 @@ from types import TracebackType
 from typing import Self
 
 from sandfleet.results import Result
-from sandfleet.sandbox import AsyncSandbox
+from sandfleet.sandbox import AsyncFork, AsyncSandbox
 from sandfleet_common import messages as m
+from sandfleet_common.errors import SandfleetError
 
 from .command import Command
 from .files import Files
 from .phase import Phase
 from .portal import PORTAL, Facade
+from .snapshot import Snapshot
 
 
 class Sandbox(Facade[AsyncSandbox]):
@@ -193,6 +195,77 @@ class Sandbox(Facade[AsyncSandbox]):
         """Let it go on, as any operation does. Resuming one that runs is no error."""
         return PORTAL.run(self._inner.resume())
 
+    def snapshot(
+        self,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        description: str = "",
+        scrub: bool = True,
+        wait: bool = True,
+    ) -> Snapshot:
+        """Keep what it has written so far, to create other sandboxes from; it goes on.
+
+            snapshot = sandbox.snapshot(name="before-tests")
+            other = client.create(SandboxSpec(environment=snapshot.id))
+
+        It stands still for some milliseconds. Files are kept, processes and memory are not.
+        Secrets and build residue are left out by the node's rules, unless `scrub` is False;
+        `info_now.scrubbed` says which. Without `wait` the snapshot may not be ready yet.
+
+        Raises:
+            SandboxGone, NodeLost: it has ended.
+            SandfleetError: the snapshot failed; says in which phase and why.
+        """
+        return Snapshot.wrap(
+            PORTAL.run(
+                self._inner.snapshot(
+                    name=name, labels=labels, description=description, scrub=scrub, wait=wait
+                )
+            )
+        )
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        env: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        deadline: float = 60,
+    ) -> Fork:
+        """Create sandboxes on its node that begin with its files, all with those of one moment.
+
+            with sandbox.fork(8) as fork:
+                for child in fork.children:
+                    ...
+
+        What is not given is as in this sandbox. Children do not see each other's writes.
+        `fork.failures` says why some could not be created.
+
+        Raises:
+            SandboxGone, NodeLost: it has ended.
+            SandfleetError: its files could not be kept.
+        """
+        return Fork.wrap(
+            PORTAL.run(
+                self._inner.fork(
+                    count, env=env, labels=labels, ttl_seconds=ttl_seconds, deadline=deadline
+                )
+            )
+        )
+
+    def migrate(self, node: str | None = None, *, deadline: float = 120) -> m.SandboxInfo:
+        """Move it to another node, or to the named one; it keeps its id and its files.
+
+        Its processes end, and so do its commands.
+
+        Raises:
+            NoCapacity: no node took it by the deadline; it goes on where it was.
+            NotFound: there is no such node.
+        """
+        return PORTAL.run(self._inner.migrate(node, deadline=deadline))
+
     def set_phase(self, phase: m.SandboxPhase | str) -> None:
         """Say what it is doing, which decides its share of the CPU where that is scarce.
 
@@ -222,6 +295,46 @@ class Sandbox(Facade[AsyncSandbox]):
     def stop(self, *, reason: str | None = None) -> m.SandboxInfo:
         """End it. Ending one that has ended already is no error."""
         return PORTAL.run(self._inner.stop(reason=reason))
+
+    def __enter__(self) -> Self:
+        PORTAL.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        PORTAL.run(self._inner.__aexit__(kind, error, trace))
+
+
+class Fork(Facade[AsyncFork]):
+    """What became of the children of a fork. Leaving its `with` block ends them."""
+
+    @property
+    def snapshot_id(self) -> str:
+        """The moment that they share."""
+        return self._inner.snapshot_id
+
+    @property
+    def children(self) -> list[Sandbox]:
+        """Those that are ready, in the order asked."""
+        return [Sandbox.wrap(item) for item in self._inner.children]
+
+    @property
+    def outcomes(self) -> list[m.Outcome]:
+        """What became of each, in the order asked."""
+        return self._inner.outcomes
+
+    @property
+    def failures(self) -> list[SandfleetError]:
+        """Why some are not."""
+        return self._inner.failures
+
+    def stop(self) -> None:
+        """End all children; those that have ended are no error."""
+        PORTAL.run(self._inner.stop())
 
     def __enter__(self) -> Self:
         PORTAL.run(self._inner.__aenter__())

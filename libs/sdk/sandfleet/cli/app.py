@@ -18,6 +18,7 @@ from .jobs import job, jobs
 from .platform import doctor, down, status, up
 from .running import create, execute, run
 from .sandboxes import extend, inspect, logs, ps, rm
+from .snapshots import fork, migrate, snapshot
 from .top import top, usage
 
 
@@ -62,7 +63,8 @@ def version() -> None:
 
 for _command in (
     up, down, status, doctor, run, call, create, ps, execute, logs, cp, rm, extend, inspect,
-    pause, resume, usage, top, nodes, drain, job, jobs, alerts, env, completion, version,
+    pause, resume, usage, top, nodes, drain, job, jobs, alerts, env, snapshot, fork, migrate,
+    completion, version,
 ):  # fmt: skip
     cli.add_command(_command)
 cli.add_command(rm, "stop")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -90,20 +90,62 @@ def known_sandboxes(
         return []
 
 
-def known_environments(
-    ctx: click.Context, param: click.Parameter, incomplete: str
+def _offered(
+    ctx: click.Context, find: Callable[[AsyncClient], Awaitable[list[CompletionItem]]]
 ) -> list[CompletionItem]:
-    """Offer the environments of all nodes; silent when the platform does not answer quickly."""
+    """Ask the platform for what can be offered; nothing when it does not answer quickly."""
 
     async def ask() -> list[CompletionItem]:
         async with asyncio.timeout(COMPLETION_SECONDS), _client(ctx) as client:
-            names = {name for node in await client.nodes() for name in node.environments}
-            return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+            return await find(client)
 
     try:
         return asyncio.run(ask())
     except (SandfleetError, TimeoutError, OSError):
         return []
+
+
+async def _environments(client: AsyncClient, incomplete: str) -> list[CompletionItem]:
+    prefix, colon, _ = incomplete.partition(":")
+    found = client.environments.list(prefix=prefix, versions=bool(colon))
+    names = [f"{e.name}:{e.version}" if colon else e.name async for e in found]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+async def _snapshots(client: AsyncClient, incomplete: str) -> list[CompletionItem]:
+    infos = [snapshot.info_now async for snapshot in client.snapshots.list()]
+    return [
+        CompletionItem(info.snapshot_id, help=info.name or info.environment)
+        for info in infos
+        if info.snapshot_id.startswith(incomplete)
+    ]
+
+
+def known_environments(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer environments, and their versions behind a colon."""
+    return _offered(ctx, lambda client: _environments(client, incomplete))
+
+
+def known_snapshots(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer snapshots."""
+    return _offered(ctx, lambda client: _snapshots(client, incomplete))
+
+
+def known_references(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer whatever sandboxes can be created from."""
+
+    async def find(client: AsyncClient) -> list[CompletionItem]:
+        if incomplete.startswith("sn-"):
+            return await _snapshots(client, incomplete)
+        return await _environments(client, incomplete)
+
+    return _offered(ctx, find)
 
 
 def _client(ctx: click.Context) -> AsyncClient:
@@ -143,7 +185,8 @@ _SPEC_OPTIONS = (
         "--environment",
         default="debian",
         show_default=True,
-        help="Environment, name[:version].",
+        shell_complete=known_references,
+        help="Environment, name[:version], or a snapshot's id.",
     ),
     click.option("--cpu", type=float, default=1.0, show_default=True, help="Cores."),
     click.option("--memory", type=SIZE, default="512m", show_default=True, help="Memory."),

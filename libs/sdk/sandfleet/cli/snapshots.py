@@ -1,0 +1,256 @@
+"""snapshot, fork, migrate: what a sandbox has written, kept, multiplied and moved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import click
+from rich.console import Console
+from rich.tree import Tree
+
+from sandfleet.client import AsyncClient
+from sandfleet_common.messages import SnapshotInfo
+
+from . import options, session, terminal, text
+
+
+@click.group(cls=session.TaughtGroup)
+def snapshot() -> None:
+    """Keep what sandboxes have written, and create others from it.
+
+    sandfleet snapshot create 7k2m9qzx --name before-tests
+    sandfleet create -e sn-node1-01k...
+    """
+
+
+@click.command("create", cls=session.Taught)
+@options.sandbox_argument
+@click.option("-n", "--name", help="To find it by.")
+@click.option("--label", type=options.ASSIGNMENT, multiple=True, help="NAME=VALUE.")
+@click.option("--no-scrub", is_flag=True, help="Keep secrets and build residue, too.")
+@click.option("--no-wait", is_flag=True, help="Return before it is ready.")
+@options.json_option
+@session.command()
+async def create_snapshot(
+    client: AsyncClient,
+    *,
+    sandbox: str,
+    name: str | None,
+    label: tuple[tuple[str, str], ...],
+    no_scrub: bool,
+    no_wait: bool,
+    as_json: bool,
+) -> None:
+    """Keep what a sandbox has written so far; it goes on. Prints the snapshot's id.
+
+    Files are kept, processes and memory are not.
+
+      sandfleet snapshot create 7k2m9qzx --name before-tests --label run=7
+    """
+    found = await session.resolve(client, sandbox)
+    taking = found.snapshot(name=name, labels=dict(label), scrub=not no_scrub, wait=not no_wait)
+    if terminal.is_terminal(2) and not no_wait:
+        with Console(stderr=True).status(f"packing what {text.short_id(found.id)} has written"):
+            taken = await taking
+    else:
+        taken = await taking
+    info = taken.info_now
+    if as_json:
+        return session.show_json(info)
+    click.echo(info.snapshot_id)
+    if info.scrubbed:
+        some = ", ".join(text.safe_line(path) for path in info.scrubbed[:5])
+        more = f" and {len(info.scrubbed) - 5} more" if len(info.scrubbed) > 5 else ""
+        session.tell(f"left out: {some}{more}")
+    return None
+
+
+@click.command("list", cls=session.Taught)
+@click.option("-n", "--name", help="Only those of this name.")
+@click.option("--sandbox", shell_complete=options.known_sandboxes, help="Only of this sandbox.")
+@click.option("--label", type=options.ASSIGNMENT, multiple=True, help="Only with this label.")
+@click.option("-q", "--quiet", is_flag=True, help="Only ids.")
+@options.json_option
+@session.command()
+async def list_snapshots(
+    client: AsyncClient,
+    *,
+    name: str | None,
+    sandbox: str | None,
+    label: tuple[tuple[str, str], ...],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """List snapshots, newest first.
+
+    sandfleet snapshot list
+    sandfleet snapshot rm $(sandfleet snapshot list -q --label run=7)
+    """
+    found = client.snapshots.list(name=name, sandbox_id=sandbox, labels=dict(label))
+    infos = [one.info_now async for one in found]
+    if as_json:
+        return session.show_json(infos)
+    if quiet:
+        for info in infos:
+            click.echo(info.snapshot_id)
+        return None
+    made = session.table(
+        "SNAPSHOT", "NAME", "STATE", "SIZE", "AGE", "ENVIRONMENT", "SANDBOX", "WHY",
+        spare=("SANDBOX", "ENVIRONMENT"),
+    )  # fmt: skip
+    for info in infos:
+        session.row(made, *_cells(info))
+    session.show_table(made)
+    return None
+
+
+def _cells(info: SnapshotInfo) -> list[str]:
+    return [
+        info.snapshot_id,
+        info.name or "",
+        str(info.state),
+        "" if info.layer is None else text.size(info.layer.size_bytes),
+        text.duration(time.time() - info.created_at),
+        info.environment,
+        text.short_id(info.sandbox_id),
+        "" if info.failure is None else info.failure.message,
+    ]
+
+
+@click.command("tree", cls=session.Taught)
+@options.json_option
+@session.command()
+async def tree_of_snapshots(client: AsyncClient, *, as_json: bool) -> None:
+    """Show which snapshots were made from which.
+
+    sandfleet snapshot tree
+    """
+    infos = [one.info_now async for one in client.snapshots.list()]
+    if as_json:
+        return session.show_json(infos)
+    console = Console(highlight=False, markup=False)
+    for root in grown(infos):
+        console.print(root)
+    return None
+
+
+def grown(infos: Sequence[SnapshotInfo]) -> list[Tree]:
+    """Return the trees that snapshots make by their parents, oldest first."""
+    known = {info.snapshot_id for info in infos}
+    children: dict[str | None, list[SnapshotInfo]] = {}
+    for info in sorted(infos, key=lambda one: one.created_at):
+        parent = info.parent if info.parent in known else None
+        children.setdefault(parent, []).append(info)
+    trees: list[Tree] = []
+    # Grown without recursion: a line of snapshots may be long.
+    rising: list[tuple[SnapshotInfo, Tree | None]] = [(i, None) for i in children.get(None, [])]
+    while rising:
+        info, below = rising.pop(0)
+        label = f"{info.snapshot_id}  {info.name or ''}  {info.environment}".rstrip()
+        node = Tree(label) if below is None else below.add(label)
+        if below is None:
+            trees.append(node)
+        rising += [(child, node) for child in children.get(info.snapshot_id, [])]
+    return trees
+
+
+@click.command("name", cls=session.Taught)
+@click.argument("snapshot_id", metavar="SNAPSHOT", shell_complete=options.known_snapshots)
+@click.argument("name")
+@session.command()
+async def name_snapshot(client: AsyncClient, *, snapshot_id: str, name: str) -> None:
+    """Give a snapshot a name.
+
+    sandfleet snapshot name sn-node1-01k... before-tests
+    """
+    info = await (await client.snapshots.get(snapshot_id)).update(name=name)
+    click.echo(f"{info.snapshot_id} {info.name}")
+
+
+@click.command("rm", cls=session.Taught)
+@click.argument(
+    "snapshot_ids", metavar="SNAPSHOTS...", nargs=-1, required=True,
+    shell_complete=options.known_snapshots,
+)  # fmt: skip
+@click.option("--descendants", is_flag=True, help="And all that were made from them.")
+@session.command()
+async def remove_snapshots(
+    client: AsyncClient, *, snapshot_ids: tuple[str, ...], descendants: bool
+) -> None:
+    """Forget snapshots; sandboxes that stand on them go on.
+
+    sandfleet snapshot rm --descendants sn-node1-01k...
+    """
+    gone: set[str] = set()
+    for snapshot_id in snapshot_ids:
+        if snapshot_id in gone:
+            continue
+        found = await client.snapshots.get(snapshot_id)
+        for one in await found.remove(descendants=descendants):
+            gone.add(one)
+            click.echo(one)
+
+
+for _command in (
+    create_snapshot, list_snapshots, tree_of_snapshots, name_snapshot, remove_snapshots,
+):  # fmt: skip
+    snapshot.add_command(_command)
+snapshot.add_command(list_snapshots, "ls")
+
+
+@click.command(cls=session.Taught)
+@options.sandbox_argument
+@click.argument("count", type=click.IntRange(1, 10_000), default=1)
+@click.option("--label", type=options.ASSIGNMENT, multiple=True, help="NAME=VALUE of the children.")
+@click.option("--ttl", type=options.DURATION, help="How long they live; as their parent else.")
+@options.json_option
+@session.command()
+async def fork(
+    client: AsyncClient,
+    *,
+    sandbox: str,
+    count: int,
+    label: tuple[tuple[str, str], ...],
+    ttl: float | None,
+    as_json: bool,
+) -> int:
+    """Create COUNT sandboxes that begin with the files of this one. Prints their ids.
+
+    All begin with the files of the same moment, and do not see each other's writes.
+
+      sandfleet fork 7k2m9qzx 8 --label branch=b
+    """
+    parent = await session.resolve(client, sandbox)
+    labels = dict(label) if label else None
+    made = await parent.fork(count, labels=labels, ttl_seconds=ttl)
+    if as_json:
+        session.show_json(made.outcomes)
+    else:
+        for child in made.children:
+            click.echo(child.id)
+    status = 0
+    for problem in made.failures:
+        status = session.fail(problem, 1)
+    return status
+
+
+@click.command(cls=session.Taught)
+@options.sandbox_argument
+@click.option("--to", "node", metavar="NODE", help="Where to; else where there is most room.")
+@click.option("--deadline", type=options.DURATION, default="2m", show_default=True)
+@options.json_option
+@session.command()
+async def migrate(
+    client: AsyncClient, *, sandbox: str, node: str | None, deadline: float, as_json: bool
+) -> None:
+    """Move a sandbox to another node. It keeps its id and files; its processes end.
+
+    sandfleet migrate 7k2m9qzx --to node2
+    """
+    found = await session.resolve(client, sandbox)
+    info = await found.migrate(node, deadline=deadline)
+    if as_json:
+        return session.show_json(info)
+    click.echo(f"{info.sandbox_id} is on {info.node}")
+    return None
