@@ -30,7 +30,7 @@ from .tree import Bounds, Cleaned, Cleaning, open_root, remove_own
 
 FLUSH_SECONDS = 10.0
 """How long writing out what is dirty is waited for before a sandbox stands still."""
-COPY_SECONDS = 300.0
+COPY_SECONDS = 60.0
 """How long a sandbox may stand still for being copied, where there is no pool."""
 NO_BOUND = 1 << 62
 ResultT = TypeVar("ResultT")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from sandfleet_common.errors import Unreachable
+from sandfleet_common.errors import SandfleetError
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import (
     Digest,
@@ -91,7 +92,7 @@ class SnapshotRecords:
         try:
             await self.save(info)
             return True
-        except (Unreachable, OSError) as problem:
+        except (SandfleetError, OSError) as problem:
             self._log.warning("snapshot.unrecorded", snapshot=info.snapshot_id, error=str(problem))
             self._unsure.add(info.snapshot_id)
             return False
@@ -140,13 +141,18 @@ class SnapshotRecords:
         """Remove what is left of a snapshot that is under way no more."""
         self._places.throw_away(self._places.staging / snapshot_id)
 
-    async def fail_unfinished(self) -> None:
-        """Say of snapshots of an earlier service that they failed, and remove what is left.
+    async def fail_unfinished(self, is_running: Callable[[str], bool]) -> None:
+        """Say of snapshots that nobody works on that they failed, and remove what is left.
+
+        Args:
+            is_running: says of which somebody does.
 
         Raises:
             Unreachable: the store does not answer; those that are left wait for the next call.
         """
         for folder in sorted(self._places.staging.iterdir()):
+            if is_running(folder.name):
+                continue
             info = _read(folder / _UNFINISHED)
             if info is not None:
                 await self._fail(info)

@@ -25,7 +25,7 @@ from .making import Making
 from .records import Forked, SnapshotRecords
 from .storing import Storing
 
-_RETRY_SECONDS = 2.0
+_RETRY_SECONDS, _RETRY_SECONDS_MAX = 2.0, 60.0
 _RECORD_TRIES = 30
 """How often a record that says how a snapshot ended is tried to be written, in a row."""
 _STAGED_SECONDS = 60.0
@@ -60,12 +60,16 @@ class Snapshots:
 
     async def recover(self) -> None:
         """Deal with what an earlier service left, trying until the store answers."""
+        delay = _RETRY_SECONDS
         while True:
             try:
-                return await self._records.fail_unfinished()
-            except (Unreachable, OSError) as problem:
+                await self._records.fail_unfinished(self._jobs.__contains__)
+                self._on_trash()
+                return
+            except (SandfleetError, OSError) as problem:
                 self._log.warning("snapshots.unfinished", error=str(problem))
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _RETRY_SECONDS_MAX)
 
     def needed(self) -> set[str]:
         """Return the digests of layers that snapshots under way lie on."""
@@ -138,12 +142,15 @@ class Snapshots:
             is_late = not job.staged.is_set() and sandbox.ending is not None
             job.fail(gone(sandbox.info()) if is_late else problem, time.time())
         # When cancelled, or not on record, the next service finds it unfinished.
-        if job.is_local or await self._record(job):
+        is_known = job.is_local or await self._record(job)
+        if is_known:
             self._records.end(job.info.snapshot_id)
             self._on_trash()
         elif job.info.state is SnapshotState.READY:
             job.fail(Unreachable("the store does not take its record"), time.time())
         self._jobs.pop(job.info.snapshot_id, None)
+        if not is_known:
+            self._tasks.start(self.recover(), "unfinished snapshots")
         self._metrics.snapshots.labels(job.info.state).inc()
         self._log.info(
             "snapshot.ended", snapshot=job.info.snapshot_id, sandbox=job.info.sandbox_id,
@@ -200,7 +207,7 @@ class Snapshots:
             return
         try:
             above = await self._records.find(parent)
-        except (Unreachable, OSError):
+        except (SandfleetError, OSError):
             return  # told where it is known; nothing depends on it
         if above is not None:
             job.update(environment=above.environment)
@@ -211,7 +218,7 @@ class Snapshots:
             try:
                 if await self._records.save_last(job.info):
                     return True
-            except Unreachable:
+            except (SandfleetError, OSError):
                 pass  # it has gone again
             await asyncio.sleep(_RETRY_SECONDS)
         return False
