@@ -13,10 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from objectserver import object_server
+from obstore.store import S3Store
 from requirements import need_root
 
-from sandfleet_common.errors import Conflict
+from sandfleet_common.errors import Broken, Conflict
+from sandfleet_common.messages import LayerKind
+from sandfleet_node.layers import open_store
 from sandfleet_node.layers.image import pack
+from sandfleet_node.layers.index import index_of
+from sandfleet_node.layers.mergework import merge_layers
 from sandfleet_node.layers.merging import Bounds, merge
 from sandfleet_node.layers.store import LayerFiles
 from sandfleet_node.probes import syscalls
@@ -286,3 +292,40 @@ def _grow(folder: Path, chance: random.Random, depth: int) -> None:
                     os.link(other, path, follow_symlinks=False)
             case _:
                 pass
+
+
+@pytest.mark.integration
+async def test_layers_of_an_object_store_are_fetched_verified_and_merged(
+    trees: Trees, tmp_path: Path
+) -> None:
+    a, b = trees.new(), trees.new()
+    write(a / "one", "a")
+    write(b / "two", "b" * 300_000)
+    files = [trees.packed(tree) for tree in (a, b)]
+    wanted = index_of(*_copied(trees.merged(*files), trees.new())).digest
+    work = trees.new()
+    with object_server(trees.new()) as server:
+        store = open_store(server.url, server.endpoint, 10)
+        layers = [
+            await store.add(_copied(one, trees.new())[0].parent, LayerKind.TOOLKIT, created_at=0)
+            for one in files
+        ]
+        merged = await merge_layers(store, layers, work)
+        assert merged.digest == wanted
+        assert await store.layer(merged.digest) == merged
+        assert list(work.iterdir()) == []
+        damaged = layers[1].digest.partition(":")[2]
+        objects = S3Store.from_url(
+            server.url, endpoint=server.endpoint, client_options={"allow_http": True}
+        )
+        await objects.put_async(f"layers/{damaged}/data/00000", b"x" * 300_000)
+        with pytest.raises(Broken, match="damaged"):
+            await merge_layers(store, layers, work)
+        assert list(work.iterdir()) == []
+
+
+def _copied(layer: LayerFiles, folder: Path) -> tuple[Path, Path]:
+    """Copy a layer's files: a store takes what it is given."""
+    shutil.copy(layer.meta, folder / "meta")
+    shutil.copy(layer.data, folder / "data")
+    return folder / "meta", folder / "data"
