@@ -8,6 +8,7 @@ on record on this node only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable
@@ -137,6 +138,12 @@ class SnapshotRecords:
         if not is_local:
             write_whole(str(folder / _UNFINISHED), info.model_dump_json().encode())
 
+    def leave(self, info: SnapshotInfo) -> None:
+        """Note on disk how a snapshot ended that the store does not take the record of."""
+        with contextlib.suppress(OSError):  # then it is told of as unfinished
+            path = self._places.staging / info.snapshot_id / _UNFINISHED
+            write_whole(str(path), info.model_dump_json().encode())
+
     def end(self, snapshot_id: str) -> None:
         """Remove what is left of a snapshot that is under way no more."""
         self._places.throw_away(self._places.staging / snapshot_id)
@@ -163,6 +170,9 @@ class SnapshotRecords:
         if on_record is not None and on_record.state in (
             SnapshotState.READY, SnapshotState.FAILED,
         ):  # fmt: skip
+            return
+        if info.state is SnapshotState.FAILED:
+            await self.save(info)
             return
         phase = str(info.state if on_record is None else on_record.state)
         failure = Failure(

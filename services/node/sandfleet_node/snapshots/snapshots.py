@@ -150,6 +150,7 @@ class Snapshots:
             job.fail(Unreachable("the store does not take its record"), time.time())
         self._jobs.pop(job.info.snapshot_id, None)
         if not is_known:
+            self._records.leave(job.info)
             self._tasks.start(self.recover(), "unfinished snapshots")
         self._metrics.snapshots.labels(job.info.state).inc()
         self._log.info(
