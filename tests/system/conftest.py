@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from requirements import need_root
 
-from sandfleet import AsyncClient, AsyncSandbox, local
+from sandfleet import AsyncClient, AsyncSandbox, Client, local
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -31,7 +31,16 @@ def platform(state: Path) -> Generator[Path]:
     need_root()
     local.up(state, progress=lambda line: None)
     yield state
+    _forget_built(state)
     local.down(state, progress=lambda line: None)
+
+
+def _forget_built(state: Path) -> None:
+    """Forget the environments that tests have built, as the store outlives the platform."""
+    with Client(state=state) as client:
+        for prefix in ("test-", "image-127.0.0.1-"):
+            for environment in client.environments.list(prefix=prefix):
+                client.environments.remove(environment.name)
 
 
 @pytest_asyncio.fixture

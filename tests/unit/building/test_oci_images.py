@@ -212,3 +212,8 @@ def test_what_a_probe_prints_is_not_believed() -> None:
     assert importing.facts_of(json.dumps(said).encode()) == {"distribution": "debian bookworm"}
     assert importing.facts_of(b"[" * 10_000) == {}
     assert importing.facts_of(b"[]") == {}
+
+
+def test_where_a_file_lay_is_nobodys_business() -> None:
+    assert importing.named_source("oci-archive:/home/me/a.tar:tag") == "oci-archive:a.tar:tag"
+    assert importing.named_source("docker://host/a:1") == "docker://host/a:1"

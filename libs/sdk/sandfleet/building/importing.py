@@ -70,7 +70,7 @@ class Importer:
         ground = dataclasses.replace(
             ground, env=image.env, user=image.user, workdir=image.workdir, notes=image.notes
         )
-        return await self._workshop.offer(name, ground, source=source)
+        return await self._workshop.offer(name, ground, source=named_source(source))
 
     async def ground(self, image: str) -> Ground:
         """Return an image of a registry as what to build on, imported when it has to be.
@@ -208,6 +208,14 @@ def check_source(source: str) -> None:
         raise BadRequest(f"{source[:100]!r} is no image: begin it with one of {known}")
     if transport == "docker" and not rest.startswith("//"):
         raise BadRequest(f"{source[:100]!r}: write docker://{rest[:100]}")
+
+
+def named_source(source: str) -> str:
+    """Return a source as others may read it: of a file here its name alone."""
+    transport, _, rest = source.partition(":")
+    if transport.startswith("docker") and transport != "docker-archive":
+        return source
+    return f"{transport}:{rest.rpartition('/')[2]}"
 
 
 def derived_name(image: str) -> str:
