@@ -35,6 +35,8 @@ from .store import LayerFiles, Notes, Part, Progress, StoredLayer, check_kind, c
 ResultT = TypeVar("ResultT")
 _FILES = ("meta", "data", "index", "manifest.json")
 _READ_ONLY = 0o444
+_TRIES = 20
+"""To write into a folder that others remove when it is empty."""
 
 
 class DirectoryStore:
@@ -69,8 +71,7 @@ class DirectoryStore:
 
     async def remove_record(self, kind: str, name: str) -> None:
         """Remove a record; none is no error."""
-        path = self._record(kind, name)
-        await asyncio.to_thread(lambda: path.unlink(missing_ok=True))
+        await asyncio.to_thread(_remove, self._record(kind, name), self._root / kind)
 
     async def names(self, kind: str, prefix: str = "") -> list[str]:
         """Return the names of all records of a kind that begin with `prefix`, sorted."""
@@ -302,11 +303,9 @@ def _part(path: Path, offset: int, length: int) -> bytes:
 
 
 def _write_whole(path: Path, data: bytes, new: bool) -> bool:
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{new_ulid()}")
     try:
-        beside.write_bytes(data)
-        _sync(beside)
+        _write_beside(beside, data)
         if new:
             try:
                 os.link(beside, path)
@@ -316,8 +315,31 @@ def _write_whole(path: Path, data: bytes, new: bool) -> bool:
             beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-    _sync(path.parent)
+    with contextlib.suppress(FileNotFoundError):  # removed already, with its folder
+        _sync(path.parent)
     return True
+
+
+def _write_beside(beside: Path, data: bytes) -> None:
+    """Write a file into its folder, which is made; one who removes it when empty may be faster."""
+    for left in reversed(range(_TRIES)):
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_bytes(data)
+        except FileNotFoundError:
+            if left == 0:
+                raise
+        else:
+            break
+    _sync(beside)
+
+
+def _remove(path: Path, top: Path) -> None:
+    """Remove a record, and its folder when that is empty then: names come and go."""
+    path.unlink(missing_ok=True)
+    if path.parent != top:
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
 
 
 def _rename_folder(place: Path, target: Path) -> None:
