@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sandfleet_common.errors import Unreachable
-from sandfleet_node.launcherprocess import is_gone
+from sandfleet_node.launcherprocess import is_gone, reap
 
 from .orders import (
     PACKET_BYTES_MAX,
@@ -156,10 +156,20 @@ async def _connected(directory: Path, orphan_seconds: int) -> tuple[socket.socke
         return connect(directory), None
     except OSError:
         child = spawn(directory, orphan_seconds)
+    try:
+        return await _connected_to_child(directory, child), child
+    except BaseException:
+        if not is_gone(child):  # nobody knows of it yet, and nobody would come for it
+            os.kill(child, signal.SIGKILL)
+            await reap(child)
+        raise
+
+
+async def _connected_to_child(directory: Path, child: int) -> socket.socket:
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         try:
-            return connect(directory), child
+            return connect(directory)
         except OSError as problem:
             if is_gone(child):
                 raise ConnectionError("it ended at once") from problem
