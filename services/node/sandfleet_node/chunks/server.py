@@ -178,9 +178,10 @@ class Server:
         self, request: Request, layer: CachedLayer, offset: int, size: int, numbers: range
     ) -> None:
         try:
-            await self._fetcher.need(layer, numbers)
             loop = asyncio.get_running_loop()
+            # From before they are here: of several, the first could go again until the last comes.
             with self._cache.reading(layer, numbers):
+                await self._fetcher.need(layer, numbers)
                 content = await loop.run_in_executor(
                     self._threads, self._gather, layer, offset, size, numbers
                 )
