@@ -11,10 +11,11 @@ from uuid import uuid4
 
 import pytest
 
-from sandfleet import AsyncClient, BadRequest, SandboxSpec, TimedOut
+from sandfleet import AsyncClient, BadRequest, NotFound, SandboxSpec, TimedOut
+from sandfleet.building import workshop
 from sandfleet.building.builder import Builder, Source
 from sandfleet.building.events import Event, Output, Step
-from sandfleet.building.workshop import BuildFailed, Means
+from sandfleet.building.workshop import BuildFailed, Means, Workshop
 from sandfleet_common.messages import EnvironmentInfo, Network
 
 pytestmark = [pytest.mark.root, pytest.mark.integration, pytest.mark.timeout(240)]
@@ -300,3 +301,18 @@ async def test_the_command_line_builds_and_says_how_it_goes(
     added = ("--add", f"{project}/tree:/work")
     status, out, err = await env("build", "--on", "debian", *added, *common)
     assert status == 0, err
+
+
+async def test_names_that_killed_builders_left_are_forgotten(
+    client: AsyncClient, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Workshop(client, OFFLINE)
+    await left.publish("build.left", await left.ground("debian"))
+    (project / "Dockerfile").write_text("FROM debian\nENV A=1\n")
+    await Build(client).of(project, "test-sweeping")
+    assert (await left.ground("build.left")).layers
+    monkeypatch.setattr(workshop, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(workshop, "_TEMPORARY", "build.left")  # others may be building
+    await Build(client).of(project, "test-sweeping")
+    with pytest.raises(NotFound):
+        await left.ground("build.left")

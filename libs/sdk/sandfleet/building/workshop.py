@@ -32,6 +32,8 @@ HEARD_SECONDS = 15.0
 HEARD_AGAIN_SECONDS = 0.2
 _OUTPUT_LIMIT_BYTES = 64 * m.MIB
 _TEMPORARY = "build."
+STALE_SECONDS = 86_400.0
+"""A name for a moment that is so old has nobody any more."""
 
 
 class BuildFailed(SandfleetError):
@@ -105,7 +107,17 @@ class Workshop:
             if any(info.name in n.environments or not n.environments_complete for n in nodes):
                 break
             await asyncio.sleep(HEARD_AGAIN_SECONDS)
+        await _quietly(self._sweep())
         return info
+
+    async def _sweep(self) -> None:
+        """Forget names for a moment that builders left behind who were killed in it."""
+        body = m.EnvironmentList.of(prefix=_TEMPORARY)
+        page = await call(self._transport, s.ENVIRONMENT_LIST, body)
+        for found in page.environments:
+            if found.created_at < time.time() - STALE_SECONDS:
+                forgotten = m.EnvironmentRemove.of(environment=found.name)
+                await _quietly(call(self._transport, s.ENVIRONMENT_REMOVE, forgotten))
 
     # ------------------------------------------------------------------ layers
 
