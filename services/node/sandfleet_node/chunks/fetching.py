@@ -134,7 +134,10 @@ class Fetcher:
             task.exception()  # those who wait have it
 
     async def _fetch(self, layer: CachedLayer, run: Sequence[int], *, is_ahead: bool) -> None:
-        deadline = time.monotonic() + self._wait_seconds
+        # Whoever waited through an outage has had his time; the next ones need not wait as long.
+        since = self.counts.failing_since
+        is_away = since is not None and time.time() - since > self._wait_seconds
+        deadline = time.monotonic() + (0 if is_away else self._wait_seconds)
         delay, damaged = _FIRST_DELAY_SECONDS, 0
         while True:
             try:
