@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Generator
@@ -157,8 +158,22 @@ class Liar:
         self.lies = 0
         """How many long answers are still to be falsified."""
         self.told = 0
+        self._connections: set[asyncio.Task[None]] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def close(self) -> None:
+        """End all connections: those who keep some open for later outlive the test's loop."""
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection until either side or the test ends it."""
+        connection = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(connection)
+        await asyncio.wait({connection})
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
 
         async def back() -> None:
@@ -180,15 +195,17 @@ class Liar:
         finally:
             task.cancel()
             await asyncio.wait({task})
-            up_writer.close()
-            writer.close()
+            for each in (up_writer, writer):
+                each.close()
+                with contextlib.suppress(OSError):
+                    await each.wait_closed()
 
 
 async def test_damaged_chunks_are_noticed_and_fetched_again(
     house: NodeHouse, far: dict[str, Any], server: ObjectServer
 ) -> None:
     liar = Liar(server.port)
-    async with await asyncio.start_server(liar.serve, "127.0.0.1", 0) as listener:
+    async with await asyncio.start_server(liar.take, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
         settings = {**far, "store_endpoint": f"http://127.0.0.1:{port}"}
         async with house.running(**settings) as node:
@@ -199,6 +216,7 @@ async def test_damaged_chunks_are_noticed_and_fetched_again(
             assert liar.told == 3
             assert (seen["corrupt"] >= 1, seen["given_up"]) == (True, 0)
             liar.lies = 0
+        await liar.close()
 
 
 async def test_what_an_earlier_server_kept_is_verified_before_it_is_read(
@@ -213,7 +231,7 @@ async def test_what_an_earlier_server_kept_is_verified_before_it_is_read(
             for number in (n for n, is_there in enumerate(present) if is_there):
                 file.seek(number * CHUNK_BYTES)
                 file.write(bytes(16))
-        Path("/proc/sys/vm/drop_caches").write_text("1")
+        await asyncio.to_thread(Path("/proc/sys/vm/drop_caches").write_text, "1")
         sandbox = await node.create(environment="debian")
         await reads(node, sandbox)
         assert (await stats(node))["fetched_bytes"] > 0
