@@ -10,10 +10,12 @@ import socket
 import time
 import urllib.request
 from collections.abc import Generator
+from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from obstore.store import S3Store
 from servers import START_SECONDS, Server, find_binary, free_port
 
 BUCKET = "sandfleet"
@@ -81,6 +83,10 @@ class ObjectServer(Server):
         if self.is_running:
             return
         super().start()
+        self._make_bucket()
+        self._write_once()
+
+    def _make_bucket(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         place = f"http://127.0.0.1:{self._ports['filer']}/buckets/{BUCKET}/"
         while True:
@@ -94,6 +100,20 @@ class ObjectServer(Server):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
+
+    def _write_once(self) -> None:
+        """Wait until it takes an object: it makes its first volumes while it seems to be up."""
+        objects = S3Store(
+            BUCKET,
+            endpoint=self.endpoint,
+            access_key_id=self.key,
+            secret_access_key=self.secret,
+            region="us-east-1",
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True, "timeout": timedelta(seconds=START_SECONDS)},
+        )
+        objects.put("ready", b"1")
+        objects.delete("ready")
 
 
 @contextlib.contextmanager

@@ -42,9 +42,23 @@ def test_equal_trees_give_equal_images(tmp_path: Path) -> None:
         made = tree(tmp_path / name)
         os.utime(made / "etc" / "hosts", (len(digests), len(digests)))
         (tmp_path / f"{name}.image").mkdir()
-        pack(made, tmp_path / f"{name}.image")
+        pack(made, tmp_path / f"{name}.image", keep_times=False)
         digests.add(index_of(*(tmp_path / f"{name}.image" / n for n in ("meta", "data"))).digest)
     assert len(digests) == 1
+
+
+def test_times_are_kept_and_equal_trees_still_give_equal_images(tmp_path: Path) -> None:
+    need("mkfs.erofs")
+    digests: list[str] = []
+    for name, seconds in (("one", 1_500_000_000), ("two", 1_500_000_000), ("other", 1_500_000_001)):
+        made = tree(tmp_path / name)
+        for path in (made / "etc" / "hosts", made / "link", made / "etc", made):
+            os.utime(path, (seconds, seconds), follow_symlinks=False)
+        folder = tmp_path / f"{name}.image"
+        folder.mkdir()
+        pack(made, folder)
+        digests.append(index_of(folder / "meta", folder / "data").digest)
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_mirror_that_does_not_answer_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def _layer(
     progress("packing")
     folder = place / "image"
     folder.mkdir()
-    image.pack(tree, folder)
+    image.pack(tree, folder, keep_times=False)
     return await store.add(
         folder,
         LayerKind.BASE,

@@ -250,6 +250,8 @@ class Merging:
                 os.setxattr(made, name, value, follow_symlinks=False)
         if is_opaque:
             os.setxattr(made, _OPAQUE, b"y", follow_symlinks=False)
+        times = (info.st_mtime_ns, info.st_mtime_ns)
+        os.utime(path, ns=times, dir_fd=self._target, follow_symlinks=False)
 
     def _at(self, layer: int, path: bytes) -> bytes:
         return b"/proc/self/fd/%d/%s" % (self._roots[layer], path)

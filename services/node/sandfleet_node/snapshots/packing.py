@@ -17,7 +17,7 @@ from sandfleet_common.errors import NoCapacity, SandboxFailed, SandfleetError, T
 from sandfleet_node.config import IDS_EACH
 from sandfleet_node.disk import Stage
 from sandfleet_node.disk.mounts import in_own_mounts, shift_ids
-from sandfleet_node.layers.image import OPTIONS
+from sandfleet_node.layers.image import OPTIONS, forget_build
 from sandfleet_node.programs import run
 
 _MEMORY_BYTES = 4 * 1024**3
@@ -81,6 +81,7 @@ def _pack(tree: Path, folder: Path, allowance: Allowance, is_stopping: Callable[
         ) from None
     if status != 0:
         raise _failure(status, said)
+    forget_build(folder / "meta")
 
 
 def _bound(pid: int, allowance: Allowance) -> None:

@@ -296,6 +296,7 @@ def remove_own(root: int, hostname: str) -> None:
     try:
         etc = os.open(b"etc", _DIRECTORY, dir_fd=root)
     except OSError:
+        _forget_start(root)
         return
     try:
         for name, text in (
@@ -304,8 +305,19 @@ def remove_own(root: int, hostname: str) -> None:
             if _holds(etc, name, text):
                 with contextlib.suppress(OSError):
                     os.unlink(name, dir_fd=etc)
+        _forget_start(etc)
     finally:
         os.close(etc)
+        _forget_start(root)
+
+
+def _forget_start(directory: int) -> None:
+    """Give a directory the time of the newest thing in it: its own says when a sandbox started."""
+    newest = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            newest = max(newest, entry.stat(follow_symlinks=False).st_mtime_ns)
+    os.utime(directory, ns=(newest, newest))
 
 
 def _holds(directory: int, name: bytes, text: bytes) -> bool:
