@@ -323,10 +323,10 @@ def _write_whole(path: Path, data: bytes, new: bool) -> bool:
 def _write_beside(beside: Path, data: bytes) -> None:
     """Write a file into its folder, which is made; one who removes it when empty may be faster."""
     for left in reversed(range(_TRIES)):
-        beside.parent.mkdir(parents=True, exist_ok=True)
         try:
+            beside.parent.mkdir(parents=True, exist_ok=True)
             beside.write_bytes(data)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):  # the second: gone while mkdir looked at it
             if left == 0:
                 raise
         else:
