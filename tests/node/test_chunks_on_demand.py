@@ -274,3 +274,19 @@ async def test_what_sandboxes_read_first_is_fetched_ahead_on_another_node(
         while (await stats(node))["ahead_bytes"] < 6 * CHUNK_BYTES:
             await asyncio.sleep(0.05)
     await store.remove_record("prefetch", name)
+
+
+async def test_a_node_with_other_settings_replaces_the_server_and_sandboxes_go_on(
+    house: NodeHouse, far: dict[str, Any]
+) -> None:
+    async with house.running(**far) as node:
+        sandbox = await node.create(environment="debian")
+        await reads(node, sandbox)
+        first = (await stats(node))["pid"]
+    async with house.running(**far) as node:
+        await reads(node, sandbox)
+        assert (await stats(node))["pid"] == first
+    async with house.running(**{**far, "chunk_wait_seconds": 7}) as node:
+        await reads(node, await node.create(environment="debian"))
+        assert (await stats(node))["pid"] != first
+        await reads(node, sandbox, TOUCH_MUCH)

@@ -24,6 +24,7 @@ async def _serve(settings: ChunkSettings) -> None:
     fetcher = Fetcher(store, cache, settings.wait_seconds, log)
     foresight = Foresight(store, fetcher, log, is_on=settings.foresight)
     server = Server(settings.device, cache, fetcher, foresight, log)
+    server.identity = settings.identity
     async with await server.listen(Path(settings.socket)):
         await server.run()
 

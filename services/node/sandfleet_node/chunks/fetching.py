@@ -53,6 +53,7 @@ class Fetcher:
         self._wait_seconds = wait_seconds
         self._log = log
         self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._opening: dict[str, asyncio.Task[CachedLayer]] = {}
         self._demand = asyncio.Semaphore(_DEMAND_AT_ONCE)
         self._ahead = asyncio.Semaphore(_AHEAD_AT_ONCE)
         self.counts = Counts()
@@ -68,6 +69,13 @@ class Fetcher:
         known = self._cache.find(digest)
         if known is not None:
             return known
+        task = self._opening.get(digest)
+        if task is None:
+            task = self._opening[digest] = asyncio.create_task(self._open(digest), name="open")
+            task.add_done_callback(lambda _: self._opening.pop(digest, None))
+        return await asyncio.shield(task)
+
+    async def _open(self, digest: str) -> CachedLayer:
         content = await self._ask(self._store.index(digest))
         index = parse(content, digest)
         meta = b""

@@ -48,6 +48,8 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="chunks")
         self._gone = asyncio.Event()
+        self.identity = ""
+        """Of the settings that this server was started with; the node compares it."""
 
     # ---------------------------------------------------------------- kernel
 
@@ -251,6 +253,9 @@ class Server:
                     return {}
                 case "stats":
                     return self._stats()
+                case "quit":
+                    self._gone.set()  # what is unanswered is sent again to the next server
+                    return {}
                 case _:
                     return {"failure": {"code": "bad_request", "message": "unknown op"}}
         except SandfleetError as problem:
@@ -273,6 +278,7 @@ class Server:
         counts = self._fetcher.counts
         return {
             "pid": os.getpid(),
+            "identity": self.identity,
             "cache_bytes": self._cache.used_bytes,
             "evictions": self._cache.evictions,
             "is_full": self._cache.is_full,

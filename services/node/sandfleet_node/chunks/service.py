@@ -29,6 +29,7 @@ _PASSED_ON_PREFIXES = ("AWS_", "LC_")
 _DEVICE = 3
 """What the server knows the descriptor of /dev/fuse as."""
 _START_SECONDS = 15.0
+_QUIT_LOOKS = 250
 _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _READ_AHEAD_KB = 256
@@ -53,6 +54,8 @@ class Chunks:
         self._log = log
         self._lock = asyncio.Lock()
         self._child = 0
+        self._fit: Path | None = None
+        """Where a server is known to have this service's settings."""
         self._seen: dict[str, Any] = {}
         """The numbers the server gave last."""
         self._last: dict[str, float] = {}
@@ -81,25 +84,26 @@ class Chunks:
         async with self._lock:
             launcher = self._keeper.need()
             path = self._socket(launcher.pid)
-            if await _is_served(path):
+            asked = self._asked_for(path)
+            if await self._is_fit(path, asked):
                 return
             if self._child:
                 is_gone(self._child)  # lays it to rest
             device = await launcher.chunks()
             try:
-                child = self._spawn(device, path)
+                child = self._spawn(device, asked)
             finally:
                 os.close(device)
             await self._until_served(child, path)
+            self._fit = path
             self._child = child
             self._log.info("chunks.started", pid=child)
             self._metrics.chunk_starts.inc()
             await asyncio.to_thread(self._tune, launcher.pid)
 
-    def _spawn(self, device: int, path: Path) -> int:
-        """Start a server that will outlive this process; return its pid."""
+    def _asked_for(self, path: Path) -> ChunkSettings:
         settings = self._settings
-        asked = ChunkSettings(
+        return ChunkSettings(
             device=_DEVICE,
             socket=str(path),
             cache=str(self._places.chunks),
@@ -110,13 +114,34 @@ class Chunks:
             wait_seconds=settings.chunk_wait_seconds,
             foresight=settings.chunk_foresight,
         )
+
+    async def _is_fit(self, path: Path, asked: ChunkSettings) -> bool:
+        """Return whether a server runs that was started with these settings; end another one."""
+        if not await _is_served(path):
+            return False
+        if self._fit == path:
+            return True
+        found = await self._ask({"op": "stats"})
+        if found.get("identity") == asked.identity:
+            self._fit = path
+            return True
+        await self._ask({"op": "quit"})
+        self._log.info("chunks.replaced", pid=found.get("pid"))
+        for _ in range(_QUIT_LOOKS):
+            if not await _is_served(path):
+                break
+            await asyncio.sleep(0.02)
+        return False
+
+    def _spawn(self, device: int, asked: ChunkSettings) -> int:
+        """Start a server that will outlive this process; return its pid."""
         kept = {
             name: value
             for name, value in os.environ.items()
             if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
         }
         for stale in self._places.run.glob("chunks-*.sock"):
-            if stale != path:
+            if str(stale) != asked.socket:
                 stale.unlink(missing_ok=True)
         log = os.open(
             self._places.run / "chunks.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from pydantic import BaseModel, ConfigDict
+
+PROTOCOL = 1
+"""Grows with every change after which a node cannot use a server of before."""
 
 
 class ChunkSettings(BaseModel):
@@ -24,3 +29,9 @@ class ChunkSettings(BaseModel):
     """A read waits so long for a store that does not answer, then it fails (EIO)."""
     foresight: bool
     """Whether lists of what is read are kept and followed."""
+
+    @property
+    def identity(self) -> str:
+        """What tells servers apart: the settings, and the code's version of this protocol."""
+        text = f"{PROTOCOL} {self.model_dump_json()}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
