@@ -32,7 +32,7 @@ from .functions import AsyncFunctionMaker
 from .job import AsyncJob
 from .results import CallResult, call_result_of
 from .sandbox import CLEANUP_SECONDS, AsyncSandbox
-from .snapshot import AsyncSnapshots
+from .snapshot import AsyncSnapshots, Kept
 from .transport import Transport
 from .usage import FleetUsage, ask_fleet
 
@@ -158,6 +158,30 @@ class AsyncClient:
             await self._abandon(body)
             raise
         return AsyncSandbox(self._connection, info)
+
+    async def restore(
+        self,
+        snapshot: Kept | str,
+        spec: m.SandboxSpec | None = None,
+        *,
+        deadline: float = CREATE_SECONDS,
+        key: str | None = None,
+    ) -> AsyncSandbox:
+        """Create a sandbox, on any node, that begins with the files of a snapshot, or of its id.
+
+            async with await client.restore(snapshot, SandboxSpec(ttl_seconds=600)) as sandbox:
+                ...
+
+        `spec` says the rest; its environment does not matter.
+
+        Raises:
+            NotFound: there is no such snapshot.
+            NoCapacity, QuotaExceeded: as `create`.
+        """
+        reference = snapshot if isinstance(snapshot, str) else snapshot.id
+        given = (spec or m.SandboxSpec()).model_dump(exclude_unset=True)
+        wanted = m.SandboxSpec.of(**given | {"environment": reference})
+        return await self.create(wanted, deadline=deadline, key=key)
 
     async def get(self, sandbox_id: str) -> AsyncSandbox:
         """Return a sandbox that exists, or has ended not long ago.

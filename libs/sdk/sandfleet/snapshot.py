@@ -6,18 +6,33 @@ other = await client.create(SandboxSpec(environment=snapshot.id))
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
 
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
-from sandfleet_common.errors import SandfleetError
+from sandfleet_common.errors import SandfleetError, TimedOut
 
 from .calls import CALL_SECONDS, call
 from .connection import Connection
 
 HOLD_SECONDS = 30.0
+READY_SECONDS = 600.0
+"""How long `wait` waits when it is not told."""
+LOOKS_SECONDS = (0.05, 2.0)
+"""Between two looks at one that is not over yet: at first, and at most."""
 PAGE_SNAPSHOTS = 500
 _OVER = (m.SnapshotState.READY, m.SnapshotState.FAILED)
+
+
+class Kept(Protocol):
+    """A snapshot, as either side of the SDK has it."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        ...
 
 
 class AsyncSnapshot:
@@ -48,6 +63,36 @@ class AsyncSnapshot:
         """
         body = m.SnapshotGet(snapshot_id=self.id)
         self._info = await call(self._connection.transport, s.SNAPSHOT_GET, body)
+        return self._info
+
+    @property
+    def state(self) -> m.SnapshotState:
+        """How far it was when it was last asked."""
+        return self._info.state
+
+    @property
+    def layer(self) -> m.Layer | None:
+        """What its sandbox had written; None until that is packed."""
+        return self._info.layer
+
+    async def wait(self, *, deadline: float = READY_SECONDS) -> m.SnapshotInfo:
+        """Wait until it is ready.
+
+        Raises:
+            SandfleetError: it failed; says in which phase and why.
+            NotFound: it was removed.
+            TimedOut: it is not over yet; it goes on, and may be waited for again.
+        """
+        pause, longest = LOOKS_SECONDS
+        try:
+            async with asyncio.timeout(deadline):
+                while (await self.info()).state not in _OVER:
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, longest)
+        except TimeoutError:
+            raise TimedOut(f"{self.id} is {self.state} after {deadline:g} s, not ready") from None
+        if self._info.failure is not None:
+            raise _failed(self._info.failure, self.id)
         return self._info
 
     async def update(

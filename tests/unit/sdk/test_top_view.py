@@ -92,6 +92,24 @@ def test_everything_fits_into_80_columns() -> None:
     assert "…" not in text
 
 
+@pytest.mark.parametrize("width", [20, 32, 40, 55, 64, 79])
+def test_a_narrow_terminal_does_without_columns_and_cuts_none(width: int) -> None:
+    lines = shown(BUSY, topview.View(order="memory"), width=width)
+    assert max(map(cell_len, lines)) <= width
+    *_, titles, row = lines
+    assert titles.split()[0] == "SANDBOX"
+    assert "MEM" in titles.split(), "what is sorted by stays"
+    assert "999M" in row.split()
+    assert row.startswith(text.short_id(BUSY.sandboxes[0].sandbox_id))
+    assert "…" not in "\n".join(lines[1:])
+
+
+def test_the_least_wanted_column_goes_first() -> None:
+    titles = [shown(BUSY, width=width)[-2].split() for width in (80, 72, 66)]
+    assert [w for w in titles[0] if w not in titles[1]] == ["SWAP"]
+    assert [w for w in titles[0] if w not in titles[2]] == ["PEAK", "SWAP"]
+
+
 def test_a_wide_terminal_has_room_for_nodes_and_labels() -> None:
     lines = shown(BUSY, width=160)
     assert "node-a" in lines[-1]

@@ -75,6 +75,8 @@ from .files import (
 )
 from .functions import (
     CALL_BYTES,
+    FUNCTION_ROLE,
+    ROLE_LABEL,
     CallLimits,
     CallStatus,
     CallStep,
@@ -143,10 +145,12 @@ from .security import Alert, AlertList, AlertPage, Fact, FactBatch, Severity
 __all__ = [
     "CALL_BYTES",
     "CHUNK_BYTES",
+    "FUNCTION_ROLE",
     "GIB",
     "INLINE_BYTES",
     "MIB",
     "OUTPUT_LIMIT_BYTES",
+    "ROLE_LABEL",
     "ActOutcome",
     "Action",
     "Alert",

@@ -9,6 +9,10 @@ from pydantic import AfterValidator, Field, model_validator
 from .base import Message, Request
 from .sandboxes import GIB, MIB, EnvVars, Text
 
+ROLE_LABEL = "sandfleet.role"
+"""Label of sandboxes that the platform keeps for itself, which lists for people leave out."""
+FUNCTION_ROLE = "function"
+"""Its value for warm sandboxes of function calls."""
 CALL_BYTES = 512 * 1024
 """Most bytes of code, input and files of one call, together; also of what it gives back."""
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from sandfleet.calling import CALLS_AT_ONCE, Call
 from sandfleet.client import CREATE_SECONDS, AsyncClient
 from sandfleet.results import CallResult
+from sandfleet.snapshot import Kept
 from sandfleet.usage import FleetUsage
 from sandfleet_common import messages as m
 from sandfleet_common.states import State
@@ -118,6 +119,29 @@ class Client(Facade[AsyncClient]):
             QuotaExceeded: the project has used up what it was granted.
         """
         return Sandbox.wrap(PORTAL.run(self._inner.create(spec, deadline=deadline, key=key)))
+
+    def restore(
+        self,
+        snapshot: Kept | str,
+        spec: m.SandboxSpec | None = None,
+        *,
+        deadline: float = CREATE_SECONDS,
+        key: str | None = None,
+    ) -> Sandbox:
+        """Create a sandbox, on any node, that begins with the files of a snapshot, or of its id.
+
+            with client.restore(snapshot, SandboxSpec(ttl_seconds=600)) as sandbox:
+                ...
+
+        `spec` says the rest; its environment does not matter.
+
+        Raises:
+            NotFound: there is no such snapshot.
+            NoCapacity, QuotaExceeded: as `create`.
+        """
+        return Sandbox.wrap(
+            PORTAL.run(self._inner.restore(snapshot, spec, deadline=deadline, key=key))
+        )
 
     def get(self, sandbox_id: str) -> Sandbox:
         """Return a sandbox that exists, or has ended not long ago.

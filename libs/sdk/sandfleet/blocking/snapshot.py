@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sandfleet.snapshot import AsyncSnapshot, AsyncSnapshots
+from sandfleet.snapshot import READY_SECONDS, AsyncSnapshot, AsyncSnapshots
 from sandfleet_common import messages as m
 
 from .portal import PORTAL, Facade
@@ -30,6 +30,26 @@ class Snapshot(Facade[AsyncSnapshot]):
             NotFound: it was removed.
         """
         return PORTAL.run(self._inner.info())
+
+    @property
+    def state(self) -> m.SnapshotState:
+        """How far it was when it was last asked."""
+        return self._inner.state
+
+    @property
+    def layer(self) -> m.Layer | None:
+        """What its sandbox had written; None until that is packed."""
+        return self._inner.layer
+
+    def wait(self, *, deadline: float = READY_SECONDS) -> m.SnapshotInfo:
+        """Wait until it is ready.
+
+        Raises:
+            SandfleetError: it failed; says in which phase and why.
+            NotFound: it was removed.
+            TimedOut: it is not over yet; it goes on, and may be waited for again.
+        """
+        return PORTAL.run(self._inner.wait(deadline=deadline))
 
     def update(
         self, *, name: str | None = None, labels: Mapping[str, str] | None = None

@@ -124,9 +124,10 @@ async def publish_environment(
 @click.command("rm", cls=session.Taught)
 @click.argument("environments", nargs=-1, required=True, shell_complete=options.known_environments)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before removing all versions.")
+@options.json_option
 @session.command()
 async def remove_environments(
-    client: AsyncClient, *, environments: tuple[str, ...], yes: bool
+    client: AsyncClient, *, environments: tuple[str, ...], yes: bool, as_json: bool
 ) -> None:
     """Forget environments: name:version, or name for all its versions.
 
@@ -139,7 +140,10 @@ async def remove_environments(
         if ":" not in environment and not yes and terminal.is_terminal(0):
             click.confirm(f"Forget all versions of {environment}?", abort=True, err=True)
         await client.environments.remove(environment)
-        click.echo(environment)
+        if not as_json:
+            click.echo(environment)
+    if as_json:
+        session.show_data({"removed": list(environments)})
 
 
 @click.command("gc", cls=session.Taught)

@@ -76,18 +76,14 @@ def known_sandboxes(
 ) -> list[CompletionItem]:
     """Offer the live sandboxes; silent when the platform does not answer quickly."""
 
-    async def ask() -> list[CompletionItem]:
-        async with asyncio.timeout(COMPLETION_SECONDS), _client(ctx) as client:
-            return [
-                CompletionItem(_completed(sandbox.id, incomplete), help=str(sandbox.info_now.state))
-                async for sandbox in client.list()
-                if text.matches(sandbox.id, incomplete) or not incomplete
-            ]
+    async def find(client: AsyncClient) -> list[CompletionItem]:
+        return [
+            CompletionItem(_completed(sandbox.id, incomplete), help=str(sandbox.info_now.state))
+            async for sandbox in client.list()
+            if text.matches(sandbox.id, incomplete) or not incomplete
+        ]
 
-    try:
-        return asyncio.run(ask())
-    except (SandfleetError, TimeoutError, OSError):
-        return []
+    return _offered(ctx, find)
 
 
 def _offered(
@@ -135,6 +131,22 @@ def known_snapshots(
     return _offered(ctx, lambda client: _snapshots(client, incomplete))
 
 
+def known_nodes(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer the nodes that are alive."""
+
+    async def find(client: AsyncClient) -> list[CompletionItem]:
+        beats = await client.nodes()
+        return [
+            CompletionItem(beat.node, help=str(beat.state))
+            for beat in beats
+            if beat.node.startswith(incomplete)
+        ]
+
+    return _offered(ctx, find)
+
+
 def known_references(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
@@ -170,6 +182,12 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(
         function
     )
+
+
+def all_kinds_option(function: F) -> F:
+    """Add --all-kinds."""
+    text = "Also those that the platform keeps for itself."
+    return click.option("--all-kinds", is_flag=True, help=text)(function)
 
 
 def spec_options(function: F) -> F:

@@ -81,10 +81,12 @@ def status(*, as_json: bool) -> None:
     elif not parts:
         session.tell(f"no platform is up in {state_dir()}: `sandfleet up` starts it")
     else:
-        made = session.table("PART", "STATE", "PID", "PORT", "LOG")
+        made = session.table(
+            "PART", "STATE", "PID", "PORT", "METRICS", "LOG", spare=("METRICS", "PID")
+        )
         for part in parts:
-            pid, port = str(part.pid or ""), str(part.port or "")
-            session.row(made, part.name, part.condition, pid, port, str(part.log))
+            numbers = [str(n or "") for n in (part.pid, part.port, part.metrics_port)]
+            session.row(made, part.name, part.condition, *numbers, str(part.log))
         session.show_table(made)
     sys.exit(0 if parts and all(part.condition == "ready" for part in parts) else 1)
 

@@ -12,7 +12,14 @@ import click
 from sandfleet.client import AsyncClient
 from sandfleet.sandbox import AsyncSandbox
 from sandfleet_common.errors import BadRequest, NotFound, SandfleetError
-from sandfleet_common.messages import ExecState, SandboxInfo
+from sandfleet_common.messages import (
+    ROLE_LABEL,
+    ActOutcome,
+    ExecState,
+    Failure,
+    SandboxesActed,
+    SandboxInfo,
+)
 from sandfleet_common.states import TERMINAL, State
 
 from . import acting, live, options, session, terminal, text
@@ -27,6 +34,7 @@ AT_ONCE = 16
 @click.option("--full", is_flag=True, help="Ids in full.")
 @click.option("--job", help="Only those of this job.")
 @click.option("--label", type=options.ASSIGNMENT, multiple=True, help="Only those with this label.")
+@options.all_kinds_option
 @options.json_option
 @session.command()
 async def ps(
@@ -37,16 +45,19 @@ async def ps(
     full: bool,
     job: str | None,
     label: tuple[tuple[str, str], ...],
+    all_kinds: bool,
     as_json: bool,
 ) -> None:
     """List sandboxes, newest first.
+
+    Not those that are kept warm for function calls, unless --all-kinds.
 
     sandfleet ps
     sandfleet ps -a --label run=7
     sandfleet rm $(sandfleet ps -q --job job-1)
     """
     found = client.list(ended=ended, job_id=job, labels=dict(label))
-    infos = [sandbox.info_now async for sandbox in found]
+    infos = [s.info_now async for s in found if all_kinds or label or _is_somebodys(s)]
     if as_json:
         return session.show_json(infos)
     if quiet:
@@ -149,6 +160,8 @@ async def extend(client: AsyncClient, *, sandbox: str, ttl: float, as_json: bool
 @click.option("--job", help="All of this job, which places no more.")
 @click.option("--label", type=options.ASSIGNMENT, multiple=True, help="All with this label.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before ending all.")
+@options.all_kinds_option
+@options.json_option
 @session.command()
 async def rm(
     client: AsyncClient,
@@ -158,56 +171,81 @@ async def rm(
     job: str | None,
     label: tuple[tuple[str, str], ...],
     yes: bool,
+    all_kinds: bool,
+    as_json: bool,
 ) -> int:
     """End sandboxes, and print the id of each that was ended.
+
+    --all leaves those alone that are kept warm for function calls, unless --all-kinds.
 
     sandfleet rm 7k2m9qzx 9x81kd03
     sandfleet rm --job job-01k...
     sandfleet rm --label run=7
     sandfleet rm --all
+    sandfleet rm --json 7k2m9qzx | jq .failures
     """
     if sum((bool(sandboxes), everything, job is not None or bool(label))) != 1:
         raise click.UsageError("name sandboxes, or give --all, or give --job or --label")
     if label:
         acted = await client.stop(job_id=job, labels=dict(label))
-        return acting.report("ended", acted, acting.Chosen((), job, label))
+        return acting.report("ended", acted, acting.Chosen((), job, label), as_json=as_json)
     if job is not None:
         info = await (await client.get_job(job)).cancel()
-        click.echo(info.job_id)
+        if as_json:
+            session.show_json(info)
+        else:
+            click.echo(info.job_id)
         return 0
     if everything:
-        found = [sandbox async for sandbox in client.list()]
+        found = [s async for s in client.list() if all_kinds or _is_somebodys(s)]
         if found and not yes and terminal.is_terminal(0):
             click.confirm(f"End {len(found)} sandboxes?", abort=True, err=True)
-        return await _end(found)
+        return await _end(found, [], as_json=as_json)
     named: list[AsyncSandbox] = []
-    failed = 0
+    missing: list[ActOutcome] = []
     for reference in sandboxes:
         try:
             named.append(await session.resolve(client, reference))
         except (NotFound, BadRequest) as problem:
-            failed = session.fail(problem, 1)
-    return await _end(named) or failed
+            missing.append(_failed(reference, problem, as_json=as_json))
+    return await _end(named, missing, as_json=as_json)
 
 
-async def _end(sandboxes: Sequence[AsyncSandbox]) -> int:
+async def _end(
+    sandboxes: Sequence[AsyncSandbox], failures: list[ActOutcome], *, as_json: bool
+) -> int:
+    """End sandboxes, of which some were not found; return the exit status."""
     gate = asyncio.Semaphore(AT_ONCE)
-    status = 0
+    matched = len(sandboxes) + len(failures)
 
     async def end(sandbox: AsyncSandbox) -> None:
-        nonlocal status
         async with gate:
             try:
                 await sandbox.stop()
             except SandfleetError as problem:
-                status = session.fail(problem, 1)
+                failures.append(_failed(sandbox.id, problem, as_json=as_json))
             else:
-                click.echo(sandbox.id)
+                if not as_json:
+                    click.echo(sandbox.id)
 
     async with asyncio.TaskGroup() as group:
         for sandbox in sandboxes:
             group.create_task(end(sandbox))
-    return status
+    if as_json:
+        done = matched - len(failures)
+        session.show_json(SandboxesActed(matched=matched, done=done, failures=failures))
+    return 1 if failures else 0
+
+
+def _failed(name: str, problem: SandfleetError, *, as_json: bool) -> ActOutcome:
+    if not as_json:
+        session.fail(problem, 1)
+    return ActOutcome(sandbox_id=name, failure=Failure.from_error(problem))
+
+
+def _is_somebodys(sandbox: AsyncSandbox) -> bool:
+    """Whether it was made for somebody, and not by the platform for itself."""
+    return ROLE_LABEL not in sandbox.info_now.spec.labels
 
 
 def _cells(info: SandboxInfo, now: float, *, full: bool) -> list[str]:

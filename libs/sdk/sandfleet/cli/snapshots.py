@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 from sandfleet.client import AsyncClient
-from sandfleet_common.messages import SnapshotInfo
+from sandfleet_common.messages import SnapshotInfo, SnapshotsRemoved
 
 from . import options, session, terminal, text
 
@@ -158,14 +158,18 @@ def grown(infos: Sequence[SnapshotInfo]) -> list[Tree]:
 @click.command("name", cls=session.Taught)
 @click.argument("snapshot_id", metavar="SNAPSHOT", shell_complete=options.known_snapshots)
 @click.argument("name")
+@options.json_option
 @session.command()
-async def name_snapshot(client: AsyncClient, *, snapshot_id: str, name: str) -> None:
+async def name_snapshot(client: AsyncClient, *, snapshot_id: str, name: str, as_json: bool) -> None:
     """Give a snapshot a name.
 
     sandfleet snapshot name sn-node1-01k... before-tests
     """
     info = await (await client.snapshots.get(snapshot_id)).update(name=name)
+    if as_json:
+        return session.show_json(info)
     click.echo(f"{info.snapshot_id} {info.name}")
+    return None
 
 
 @click.command("rm", cls=session.Taught)
@@ -174,22 +178,26 @@ async def name_snapshot(client: AsyncClient, *, snapshot_id: str, name: str) -> 
     shell_complete=options.known_snapshots,
 )  # fmt: skip
 @click.option("--descendants", is_flag=True, help="And all that were made from them.")
+@options.json_option
 @session.command()
 async def remove_snapshots(
-    client: AsyncClient, *, snapshot_ids: tuple[str, ...], descendants: bool
+    client: AsyncClient, *, snapshot_ids: tuple[str, ...], descendants: bool, as_json: bool
 ) -> None:
     """Forget snapshots; sandboxes that stand on them go on.
 
     sandfleet snapshot rm --descendants sn-node1-01k...
     """
-    gone: set[str] = set()
+    gone: list[str] = []
     for snapshot_id in snapshot_ids:
         if snapshot_id in gone:
             continue
         found = await client.snapshots.get(snapshot_id)
         for one in await found.remove(descendants=descendants):
-            gone.add(one)
-            click.echo(one)
+            gone.append(one)
+            if not as_json:
+                click.echo(one)
+    if as_json:
+        session.show_json(SnapshotsRemoved(snapshot_ids=gone))
 
 
 for _command in (
@@ -237,7 +245,13 @@ async def fork(
 
 @click.command(cls=session.Taught)
 @options.sandbox_argument
-@click.option("--to", "node", metavar="NODE", help="Where to; else where there is most room.")
+@click.option(
+    "--to",
+    "node",
+    metavar="NODE",
+    shell_complete=options.known_nodes,
+    help="Where to; else where there is most room.",
+)
 @click.option("--deadline", type=options.DURATION, default="2m", show_default=True)
 @options.json_option
 @session.command()

@@ -28,6 +28,11 @@ HELP = "q quit  sort: c cpu  t time  m memory  d disk  e sent  p processes  i id
 NODES_SHOWN = 6
 WIDE = 104
 """From this width on there is room for nodes, and for labels."""
+SPARED = ("SWAP", "PEAK", "SENT", "PROCS", "TIME", "DISK", "IDLE", "STATE", "MEM", "CPU%")
+"""Columns that a narrow terminal does without, these first; never the one that is sorted by."""
+NODES_SPARED = (
+    "STALL% c/m/io", "SWAP", "DISK", "LOAD", "PAUSED", "FREE", "CORES", "MEM", "LIVE",
+)  # fmt: skip
 _NONE = "-"
 
 
@@ -92,7 +97,7 @@ def screen(
     fleet: FleetUsage, view: View, *, width: int, height: int | None = None
 ) -> RenderableType:
     """Return what is to be seen, at most `height` lines of it."""
-    nodes = nodes_table(fleet)
+    nodes = nodes_table(fleet, width)
     parts: list[RenderableType] = [headline(fleet, view), *troubles(fleet, view), nodes]
     hidden = len(fleet.beats) - NODES_SHOWN
     if hidden > 0:
@@ -138,18 +143,32 @@ _NODE_COLUMNS = (
 )  # fmt: skip
 
 
-def nodes_table(fleet: FleetUsage) -> Table:
+def fitting(widths: dict[str, int], spared: Iterable[str], width: int) -> list[str]:
+    """Return the titles of the columns that fit into `width` when those in `spared` go first."""
+    shown = dict(widths)
+    for title in spared:
+        if sum(shown.values()) + len(shown) - 1 <= width:
+            break
+        del shown[title]
+    return list(shown)
+
+
+def nodes_table(fleet: FleetUsage, width: int) -> Table:
     """Return the sums of each node: what sandboxes use, what is left, how long work stood still.
 
-    DISK is what is free there; STALL% is in percent of the last ten seconds.
+    DISK is what is free there; STALL% is in percent of the last ten seconds. Columns that do
+    not fit into `width` are left out.
     """
     made = _table()
-    for title, width in _NODE_COLUMNS:
-        is_text = title == "NODE"
-        made.add_column(title, width=width, no_wrap=True, justify="left" if is_text else "right")
+    widths = dict(_NODE_COLUMNS)
+    titles = fitting(widths, NODES_SPARED, width)
+    for title in titles:
+        side = "left" if title == "NODE" else "right"
+        made.add_column(title, width=widths[title], no_wrap=True, justify=side)
     told = {node.node: node for node in fleet.nodes}
     for beat in fleet.beats[:NODES_SHOWN]:
-        made.add_row(*_row(_node_cells(beat, told.get(beat.node))))
+        cells = dict(zip(widths, _node_cells(beat, told.get(beat.node)), strict=True))
+        made.add_row(*_row(cells[title] for title in titles))
     return made
 
 
@@ -178,7 +197,11 @@ def _percent(share: float | None) -> str:
 
 def sandboxes_table(shown: Sequence[SandboxUsage], order: UsageOrder, width: int) -> Table:
     """Return the table of sandboxes, with as many columns as fit into `width`."""
-    columns = COLUMNS + (_MORE if width >= WIDE else ())
+    widths = {column.title: column.width for column in COLUMNS}
+    sorted_by = {column.title for column in COLUMNS if column.order == order}
+    titles = fitting(widths, (title for title in SPARED if title not in sorted_by), width)
+    columns = [column for column in COLUMNS if column.title in titles]
+    columns += _MORE if width >= WIDE else ()
     made = _table()
     for column in columns:
         made.add_column(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from .endpoints import Endpoints, find
 from .layout import Layout
-from .parts import NATS, PARTS, REDIS, Part
+from .parts import PARTS, Part
 from .processes import alive, recorded
 from .readiness import is_ready
 
@@ -23,6 +23,9 @@ class PartStatus:
     condition: Condition
     pid: int | None
     port: int | None
+    """Where clients find it; None: on NATS alone."""
+    metrics_port: int | None
+    """Of /metrics, /healthz and /readyz; None: it has none."""
     log: Path
 
 
@@ -42,22 +45,29 @@ def status(state: Path) -> list[PartStatus]:
 
 
 def _status(part: Part, layout: Layout, endpoints: Endpoints | None) -> PartStatus:
-    port = port_of(part, endpoints) if endpoints is not None else None
+    port = metrics = None
+    if endpoints is not None:
+        port, metrics = port_of(part, endpoints), endpoints.metrics.get(part.name)
+    asked = metrics or port
     record = layout.record(part.name)
     process = alive(record)
     condition: Condition
     if process is not None:
-        condition = "ready" if port is not None and is_ready(part, port) else "not ready"
+        condition = "ready" if asked is not None and is_ready(part, asked) else "not ready"
     else:
         condition = "died" if recorded(record) is not None else "stopped"
     return PartStatus(
-        part.name, condition, process.pid if process else None, port, layout.log_of(part.name)
+        part.name,
+        condition,
+        process.pid if process else None,
+        port,
+        metrics,
+        layout.log_of(part.name),
     )
 
 
 def port_of(part: Part, endpoints: Endpoints) -> int | None:
-    """Return where a part's readiness is asked."""
-    if part in (NATS, REDIS):
-        address = endpoints.nats if part is NATS else endpoints.redis
-        return int(address.rpartition(":")[2].partition("/")[0])
-    return endpoints.metrics.get(part.name)
+    """Return where clients find a part, None when it only listens on NATS."""
+    known = {"nats": endpoints.nats, "redis": endpoints.redis, "gateway": endpoints.gateway}
+    address = known.get(part.name)
+    return None if address is None else int(address.rpartition(":")[2].partition("/")[0])

@@ -12,6 +12,8 @@ from sandfleet_common.ids import new_sandbox_id
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import (
+    FUNCTION_ROLE,
+    ROLE_LABEL,
     CallStep,
     FunctionCall,
     FunctionResult,
@@ -37,8 +39,6 @@ from .requests import COMMAND, opening, pack
 from .roster import Shape
 from .warm import Gone, Warm
 
-LABEL = "sandfleet.role"
-ROLE = "function"
 LEFT_BY_RESTART = "its node service restarted; warm sandboxes are made anew"
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 15.0
@@ -47,7 +47,7 @@ _GRACE_SECONDS = 15.0
 
 def is_warm(sandbox: Sandbox) -> bool:
     """Return whether a sandbox was made for function calls."""
-    return sandbox.spec.labels.get(LABEL) == ROLE
+    return sandbox.spec.labels.get(ROLE_LABEL) == FUNCTION_ROLE
 
 
 class FunctionCalls:
@@ -208,7 +208,7 @@ class FunctionCalls:
                 environment=pool.environment,
                 resources=self._resources(),
                 ttl_seconds=None,
-                labels={LABEL: ROLE},
+                labels={ROLE_LABEL: FUNCTION_ROLE},
             ),
             requested_at=now,
             deadline_at=now + _START_SECONDS,
