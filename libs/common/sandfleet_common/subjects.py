@@ -6,6 +6,7 @@ in `ACCESS` below, from which the NATS server's configuration is generated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -194,8 +195,12 @@ SANDBOX_OPS = tuple(s for s in TABLE if s.pattern.startswith(_OP))
 """What a client may ask of the node that owns its sandbox."""
 
 
-def holes_of(subject: Subject[Any, Any], body: m.Message) -> dict[str, str]:
+def holes_of(
+    subject: Subject[Any, Any], body: m.Message, home: Callable[[str], str] = node_of
+) -> dict[str, str]:
     """Return what a request itself says about the holes of its subject.
+
+    `home` says on which node a sandbox lives, by its id.
 
     Raises:
         BadRequest: it names a sandbox, node or job that cannot exist.
@@ -204,7 +209,7 @@ def holes_of(subject: Subject[Any, Any], body: m.Message) -> dict[str, str]:
     holes: dict[str, str] = {}
     for hole in subject.holes():
         if hole == "node" and hasattr(asked, "sandbox_id"):
-            holes[hole] = node_of(asked.sandbox_id)
+            holes[hole] = home(asked.sandbox_id)
         elif hole == "environment":
             holes[hole] = environment_token(asked.environment)
         else:

@@ -148,6 +148,7 @@ async def _explain(
         return  # nobody knows better: go on asking
     if info.state in TERMINAL:
         raise ended(info) from problem
+    transport.learn_home(info.sandbox_id, info.node)  # it may have moved
 
 
 async def submit(transport: Transport, job: m.JobSubmit, *, within: float = CALL_SECONDS) -> None:

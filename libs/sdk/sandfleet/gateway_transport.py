@@ -72,6 +72,10 @@ class GatewayTransport:
             await transport._greet()
             yield transport
 
+    def learn_home(self, sandbox_id: str, node: str) -> bool:
+        """Return False: the gateway knows where sandboxes live."""
+        return False
+
     async def call(self, subject: Subject[BodyT, ReplyT], body: BodyT, *, within: float) -> ReplyT:
         """Ask once, by the route that stands for the subject."""
         route = BY_SUBJECT.get(subject.pattern)

@@ -14,8 +14,16 @@ from typing import Any, Generic, TypeVar, cast
 from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.bus import Bus, BusSettings, Subscription
-from sandfleet_common.errors import BadRequest, SandfleetError, TimedOut, Unreachable
-from sandfleet_common.ids import new_ulid, node_of
+from sandfleet_common.errors import (
+    BadRequest,
+    Broken,
+    Moved,
+    SandfleetError,
+    TimedOut,
+    Unreachable,
+)
+from sandfleet_common.homes import Homes
+from sandfleet_common.ids import new_ulid
 from sandfleet_common.lifecycle import Tasks
 from sandfleet_common.logs import Level, Logger
 from sandfleet_common.streams import KEEPALIVE_SECONDS, Kind, StreamFrame
@@ -66,7 +74,8 @@ class _Link:
 
     def __init__(self, bus: Bus, outward: str, forget: Callable[[_Link], None]) -> None:
         self._bus = bus
-        self._outward = outward
+        self.outward = outward
+        """The subject of the node that has the sandbox."""
         self._forget = forget
         self._frames: asyncio.Queue[StreamFrame | None] = asyncio.Queue()  # bounded by the window
         self._is_lost = False
@@ -96,7 +105,7 @@ class _Link:
         if self._is_lost:
             raise LinkLost
         try:
-            await self._bus.publish_raw(self._outward, frame.encode())
+            await self._bus.publish_raw(self.outward, frame.encode())
         except Unreachable as problem:
             raise LinkLost from problem
 
@@ -117,6 +126,8 @@ class NatsTransport:
         self._tasks = tasks
         self._links: set[_Link] = set()
         self._feeds: set[_Feed[Any]] = set()
+        self.homes = Homes()
+        """Where sandboxes are that have moved."""
         bus.on_reconnect(self._on_reconnect)
 
     @classmethod
@@ -134,9 +145,20 @@ class NatsTransport:
 
     async def call(self, subject: Subject[BodyT, ReplyT], body: BodyT, *, within: float) -> ReplyT:
         """Ask once; what may be asked twice survives a lost connection."""
-        holes = s.holes_of(subject, body)
         resend = subject.pattern not in HEARD_ONCE
-        return await self._bus.ask(subject, body, within=within, resend=resend, **holes)
+        ends = asyncio.get_running_loop().time() + within
+        while True:
+            holes = s.holes_of(subject, body, self.homes.of)
+            left = ends - asyncio.get_running_loop().time()
+            try:
+                return await self._bus.ask(subject, body, within=left, resend=resend, **holes)
+            except Moved as problem:
+                if not self.homes.learn(cast(Any, body).sandbox_id, str(problem.fields["node"])):
+                    raise Broken(f"node {holes['node']} sends us in a circle") from None
+
+    def learn_home(self, sandbox_id: str, node: str) -> bool:
+        """Note where a sandbox lives; return whether that is news."""
+        return self.homes.learn(sandbox_id, node)
 
     async def submit(self, job: m.JobSubmit, *, within: float) -> None:
         """Put a job into the queue; JetStream tells the same job apart by its id."""
@@ -159,11 +181,16 @@ class NatsTransport:
             position=position,
             window_bytes=window_bytes,
         )
-        link = _Link(self._bus, s.io_subject(node_of(sandbox_id), stream), self._links.discard)
+        link = _Link(
+            self._bus,
+            s.io_subject(self.homes.of(sandbox_id), stream),
+            self._links.discard,
+        )
         self._links.add(link)
         await link.listen(inbox)
         try:
             link.state = await self.call(s.EXEC_ATTACH, body, within=within)
+            link.outward = s.io_subject(self.homes.of(sandbox_id), stream)  # it may have moved
         except BaseException:
             await link.close()
             raise

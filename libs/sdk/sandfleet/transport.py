@@ -96,6 +96,10 @@ class Transport(Protocol):
         """
         ...
 
+    def learn_home(self, sandbox_id: str, node: str) -> bool:
+        """Note on which node a sandbox lives; return whether that is news to us."""
+        ...
+
     async def submit(self, job: m.JobSubmit, *, within: float) -> None:
         """Put a job into the queue; the same job again changes nothing."""
         ...

@@ -33,6 +33,10 @@ _NAMED_BY_CALLER = {
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+_FREE = frozenset({"environment", "key"})
+"""Fields in paths that are no token of any subject: their messages say what they may be."""
+
+
 class JobAccepted(m.Message):
     """A job is in the queue."""
 
@@ -79,7 +83,10 @@ async def request_message(route: Route, request: Request, limit: int) -> Any:
         BadRequest: it stands for none; says which field is wrong.
     """
     kind = cast(type[m.Request], route.subject.body)
-    fixed = {name: check_token(name, value) for name, value in request.path_params.items()}
+    fixed = {
+        name: value if name in _FREE else check_token(name, value)
+        for name, value in request.path_params.items()
+    }
     if route.method in ("GET", "DELETE"):
         query = parse_query(request.scope["query_string"])
         if all(name != "request_id" for name, _ in query):

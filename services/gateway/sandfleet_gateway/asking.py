@@ -11,7 +11,6 @@ from sandfleet_common import messages as m
 from sandfleet_common import subjects as s
 from sandfleet_common.bus import Bus
 from sandfleet_common.errors import NotFound, SandfleetError, Unreachable
-from sandfleet_common.ids import node_of
 from sandfleet_common.states import TERMINAL
 from sandfleet_common.subjects import Subject
 
@@ -66,7 +65,7 @@ class Upstream:
                 raise await self._without_node(body.node, problem) from None
             if "node" not in subject.holes():
                 raise
-            return await self._explain(subject, cast(Any, body).sandbox_id, problem)
+            return await self._explain(subject, body, problem)
 
     async def submit(self, job: m.JobSubmit) -> bool:
         """Put a job into the queue; return False if it was there already.
@@ -95,9 +94,10 @@ class Upstream:
         return Unreachable(f"node {node} does not answer now; ask again", node=node)
 
     async def _explain(
-        self, subject: Subject[Any, ReplyT], sandbox_id: str, problem: Unreachable
+        self, subject: Subject[Any, ReplyT], body: m.Message, problem: Unreachable
     ) -> ReplyT:
-        """Answer for a silent node from the record."""
+        """Answer for a silent node from the record, or ask the one that has the sandbox now."""
+        sandbox_id = cast(str, cast(Any, body).sandbox_id)
         try:
             info = await self.transport.call(
                 s.SANDBOX_GET, m.SandboxGet(sandbox_id=sandbox_id), within=RECORD_SECONDS
@@ -107,7 +107,10 @@ class Upstream:
         except SandfleetError:
             raise problem from None  # nobody knows better
         if info.state not in TERMINAL:
-            node = node_of(sandbox_id)
+            if self.transport.learn_home(sandbox_id, info.node):
+                within = self._ask_seconds + held_seconds(body)
+                return await self.transport.call(subject, body, within=within)
+            node = info.node
             raise Unreachable(
                 f"node {node}, which owns {sandbox_id}, does not answer now; "
                 "its sandboxes go on, ask again",

@@ -219,7 +219,9 @@ class Channel:
     async def _attach(self) -> m.ExecState:
         """Open a stream at what the client has taken."""
         around, flow = self._around, self._flow
-        stream = self._stream = NodeStream(around.upstream.bus, around.sandbox_id)
+        stream = self._stream = NodeStream(
+            around.upstream.bus, around.sandbox_id, around.upstream.transport.homes
+        )
         await stream.listen(self._hear)
         request = stream.request(self._exec_id, flow, around.request_id)
         state = await around.upstream.ask(s.EXEC_ATTACH, request)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from sandfleet_common.bus import Bus, Subscription
 from sandfleet_common.errors import Unreachable
-from sandfleet_common.ids import new_ulid, node_of
+from sandfleet_common.homes import Homes
+from sandfleet_common.ids import new_ulid
 from sandfleet_common.messages import ExecAttach
 from sandfleet_common.streams import Kind, StreamFrame
 from sandfleet_common.subjects import io_subject
@@ -17,12 +18,12 @@ from .flow import Flow
 class NodeStream:
     """A stream: the node's frames come to a private inbox, ours go to the node's io subject."""
 
-    def __init__(self, bus: Bus, sandbox_id: str) -> None:
+    def __init__(self, bus: Bus, sandbox_id: str, homes: Homes) -> None:
         self._bus = bus
         self._sandbox_id = sandbox_id
         self._name = new_ulid()
         self._inbox = bus.new_inbox()
-        self._outward = io_subject(node_of(sandbox_id), self._name)
+        self._homes = homes
         self._subscription: Subscription | None = None
         self.is_open = False
         """The node knows it, and has all input that came before."""
@@ -53,7 +54,8 @@ class NodeStream:
         Raises:
             Unreachable: the bus is down.
         """
-        await self._bus.publish_raw(self._outward, frame.encode())
+        outward = io_subject(self._homes.of(self._sandbox_id), self._name)
+        await self._bus.publish_raw(outward, frame.encode())
 
     async def close(self) -> None:
         """Stop listening, and let the node forget it; the command goes on."""

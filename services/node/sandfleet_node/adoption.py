@@ -18,6 +18,7 @@ from .disk import Disks
 from .ending import LAUNCHER_DIED, Ending
 from .keeper import Keeper
 from .launcher import Channel, Found
+from .moving import left_for
 from .pausing import Pausing
 from .places import Places
 from .records import Records
@@ -26,6 +27,7 @@ from .sandboxes import Sandboxes
 from .uids import IdRanges
 from .workshop import Workshop
 
+MOVED = "it had moved to another node"
 NO_RECORD = "its node service restarted and has no record of it"
 WHILE_DOWN = "it ended while its node service was down"
 HALF_STARTED = "its node service went down while it was starting"
@@ -87,8 +89,9 @@ class Adoption:
     async def _one(
         self, sandbox_id: str, saved: Saved | None, channel: Channel | None, found: Found
     ) -> None:
-        if saved is None or saved.info.state in TERMINAL:
-            await self._clear(sandbox_id, channel, NO_RECORD)
+        has_left = left_for(self._places.sandbox(sandbox_id)) is not None
+        if has_left or saved is None or saved.info.state in TERMINAL:
+            await self._clear(sandbox_id, channel, MOVED if has_left else NO_RECORD)
             return
         if saved.info.state is State.PREPARING and channel is None:
             # Nobody was told that it is ready. Whoever wants it asks again under its id, and

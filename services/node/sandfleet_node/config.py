@@ -200,6 +200,9 @@ class NodeSettings(ServiceSettings):
     ended_kept: int = Field(default=20_000, gt=0)
     """How many ends are remembered at most."""
 
+    departure_seconds: float = Field(default=180, gt=0)
+    """A sandbox that is about to move waits so long to hear how that ended; then the record
+    decides."""
     usage_seconds: float = Field(default=60, gt=0)
     """Every sandbox's use of CPU and memory is looked at so often, when nobody asks."""
     heartbeat_seconds: float = Field(default=1.0, gt=0, le=5)

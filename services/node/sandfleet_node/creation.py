@@ -124,7 +124,7 @@ class Creation:
         """Find out what the environments of a batch are; known ones are not waited for."""
         latest: dict[str, float] = {}
         for item in body.items:
-            if self._is_known(item.sandbox_id):
+            if item.moved_from is None and self._is_known(item.sandbox_id):
                 continue
             name = item.spec.environment
             latest[name] = max(item.deadline_at, latest.get(name, 0.0))
@@ -162,12 +162,12 @@ class Creation:
         if known is not None:
             return known
         ended = self._sandboxes.tombstones.get(item.sandbox_id)
-        if ended is not None:
+        if ended is not None and item.moved_from is None:
             return Outcome(
                 sandbox_id=item.sandbox_id,
                 status="failed",
                 info=ended,
-                failure=Failure.from_error(gone(ended)),
+                failure=Failure.from_error(self._sandboxes.absence(ended)),
             )
         try:
             return self._accept(item, arrived_at, grounds.get(item.spec.environment))
@@ -179,7 +179,7 @@ class Creation:
     def _accept(
         self, item: NodeCreateItem, arrived_at: float, ground: Ground | SandfleetError | None
     ) -> Sandbox:
-        if node_of(item.sandbox_id) != self._node:
+        if node_of(item.sandbox_id) != self._node and item.moved_from is None:
             raise NotFound(f"{item.sandbox_id} names another node; this is {self._node}")
         load, asked = self._sandboxes.load, item.spec.resources
         problem = refusal(load, self._limits, asked, time.monotonic())
@@ -259,6 +259,7 @@ class Creation:
         sandbox.start_ms = max(0.0, round((now - arrived_at) * 1000, 3))
         if sandbox.spec.ttl_seconds is not None:
             sandbox.expires_at = now + sandbox.spec.ttl_seconds
+        sandbox.is_silent = False
         self._sandboxes.move(sandbox, State.RUNNING)
         saving = self._threads.run(partial(self._save, sandbox))
         self._saving[sandbox.id] = saving

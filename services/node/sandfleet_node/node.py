@@ -44,6 +44,7 @@ from .layers import Catalog, DirectoryStore, open_store
 from .layers.collection import Collector
 from .machine import depths_of, limits_of, raise_file_limit, read_machine, thresholds_of
 from .metrics import NodeMetrics
+from .moving import Moving
 from .outbox import Outbox
 from .pausing import Pausing
 from .phases import Phases
@@ -218,6 +219,11 @@ class Node:
             settings.name, self.sandboxes, self.snapshots, self.snapshot_records,
             self.making, self.keeper, self.creation.create, log,
         )  # fmt: skip
+        self.moving = Moving(
+            settings.name, settings.departure_seconds, self.sandboxes, self.pausing, self.ending,
+            self.places, store, self.snapshots.take, log,
+        )  # fmt: skip
+        self.ending.on_end.append(self.moving.forget)
         self.functions = FunctionCalls(
             settings, self.creation, self.sandboxes, self.ending, self.catalog,
             self.pausing.using, self.cgroups.oom_kills, tasks, metrics, log,
@@ -274,6 +280,7 @@ class Node:
         await self.storeroom.adopt(found.prepared)
         for sandbox in self.sandboxes:
             self.phases.adopt(sandbox)
+            self.moving.adopt(sandbox)
             if self.settings.core_scheduling:
                 self._separate(sandbox)
         await self.build_network.adopt(self.sandboxes)
@@ -294,6 +301,7 @@ class Node:
         self.tasks.start(self.usage.run(), "usage", critical=True)
         self.tasks.start(self._reconcile(), "reconcile")
         self.tasks.start(self.disks.run(), "disks", critical=True)
+        self.tasks.start(self.moving.run(), "moves", critical=True)
         self.tasks.start(self.disks.accounting.run(), "disk accounting", critical=True)
 
     def _separate(self, sandbox: Sandbox) -> None:
@@ -442,7 +450,10 @@ class Node:
             return
         for info in on_record:
             sandbox = None if info is None else self.sandboxes.find(info.sandbox_id)
-            if info is None or sandbox is None or info.state not in TERMINAL:
+            if info is None or sandbox is None:
+                continue
+            if info.state not in TERMINAL:
+                await self.moving.compare(sandbox, info)
                 continue
             sandbox.version = max(sandbox.version, info.version)
             reason = f"it was given up: {info.reason or 'no reason is known'}"

@@ -85,6 +85,7 @@ class Operations:
     async def _live(self, sandbox_id: str) -> Sandbox:
         """Return a sandbox that runs or is paused; one that is starting is waited for."""
         sandbox = self._node.sandboxes.get(sandbox_id)
+        self._node.moving.demand_stays(sandbox_id)
         if sandbox.starting is not None:
             await asyncio.wait({sandbox.starting})
         if sandbox.state is State.PREPARING or sandbox.failure is not None:

@@ -88,6 +88,7 @@ class Sandbox:
         "hearers",
         "id",
         "is_greeted",
+        "is_silent",
         "job_id",
         "link",
         "network_env",
@@ -143,6 +144,9 @@ class Sandbox:
         self.start_ms: float | None = None
         self.reason: str | None = None
         self.origin: Origin | None = None
+        self.is_silent = False
+        """Nobody is told of it and no record written: it comes from another node and does not run
+        yet, or has gone to one."""
         self.paused_at: float | None = None
         self.ttl_left_seconds: float | None = None
         self.pid = 0
@@ -179,6 +183,9 @@ class Sandbox:
         self.slot = item.slot
         self.created_at = item.requested_at
         self.queued_ms = max(0.0, round((arrived_at - item.requested_at) * 1000, 3))
+        if item.moved_from is not None:
+            self.is_silent = True
+            self.version = item.version + FIRST_VERSION
 
     def move(
         self, state: State, *, reason: str | None = None, origin: Origin | None = None

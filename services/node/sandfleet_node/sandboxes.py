@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-from sandfleet_common.errors import BadRequest, NotFound, SandboxGone
+from sandfleet_common.errors import BadRequest, Moved, NotFound, SandboxGone
 from sandfleet_common.ids import node_of
 from sandfleet_common.logs import Logger
 from sandfleet_common.messages import SandboxEvent, SandboxInfo
@@ -84,10 +84,10 @@ class Sandboxes:
             return sandbox
         raise self._absent(sandbox_id)
 
-    def _absent(self, sandbox_id: str) -> SandboxGone | NotFound | BadRequest:
+    def _absent(self, sandbox_id: str) -> SandboxGone | Moved | NotFound | BadRequest:
         info = self.tombstones.get(sandbox_id)
         if info is not None:
-            return gone(info)
+            return self.absence(info)
         try:
             owner = node_of(sandbox_id)
         except BadRequest as problem:
@@ -96,6 +96,12 @@ class Sandboxes:
             return NotFound(f"{sandbox_id} belongs to node {owner}, this is {self._node}")
         return NotFound(f"node {self._node} knows no sandbox {sandbox_id}")
 
+    def absence(self, info: SandboxInfo) -> SandboxGone | Moved:
+        """Return the error that says where a sandbox is, or how it ended, by its tombstone."""
+        if info.node != self._node:
+            return Moved(f"{info.sandbox_id} lives on node {info.node} now", node=info.node)
+        return gone(info)
+
     def ended(self, sandbox_id: str) -> SandboxInfo:
         """Return how a sandbox ended.
 
@@ -103,9 +109,15 @@ class Sandboxes:
             NotFound: this node does not know it.
         """
         info = self.tombstones.get(sandbox_id)
-        if info is None:
+        if info is None or info.node != self._node:
             raise self._absent(sandbox_id)
         return info
+
+    def remember_moved(self, sandbox: Sandbox, node: str) -> None:
+        """Tell whoever asks for a sandbox that left which node has it."""
+        now = time.time()
+        info = sandbox.info().model_copy(update={"node": node, "ended_at": now})
+        self._remember(info, now)
 
     def add(self, sandbox: Sandbox) -> None:
         """Take a sandbox on, and count what it asked for."""
@@ -139,6 +151,8 @@ class Sandboxes:
         else:
             self._metrics.sandboxes.labels(state).inc()
             self.watch(sandbox, now)
+        if sandbox.is_silent:
+            return
         info = sandbox.info()
         if state in _TOLD:
             self._outbox.tell_event(SandboxEvent(info=info, previous=before))
@@ -146,7 +160,8 @@ class Sandboxes:
 
     def note(self, sandbox: Sandbox) -> None:
         """Write a sandbox's record as it is."""
-        self._records.save(sandbox.info())
+        if not sandbox.is_silent:
+            self._records.save(sandbox.info())
 
     def keep(self, sandbox: Sandbox) -> None:
         """Write a sandbox's spec.json; on a full disk the one before has to do.
@@ -163,12 +178,16 @@ class Sandboxes:
         self.layers.release(sandbox.ground.layers)
         self.load.remove(sandbox.spec.resources)
         self.dates.set(sandbox.id, None)
+        if not sandbox.is_silent:
+            self._remember(sandbox.info(), now)
+        self._metrics.endings.labels(sandbox.state, sandbox.origin or "").inc()
+
+    def _remember(self, info: SandboxInfo, now: float) -> None:
         try:
-            self.tombstones.add(sandbox.info(), now)
+            self.tombstones.add(info, now)
         except OSError as problem:
             # The disk is full. Its end is told and on record in Redis all the same.
-            self._log.warning("sandbox.unburied", sandbox=sandbox.id, error=str(problem))
-        self._metrics.endings.labels(sandbox.state, sandbox.origin or "").inc()
+            self._log.warning("sandbox.unburied", sandbox=info.sandbox_id, error=str(problem))
 
     def watch(self, sandbox: Sandbox, now: float) -> None:
         """Have a sandbox looked at when its time is over; at once when it is already."""

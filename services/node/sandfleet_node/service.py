@@ -19,6 +19,8 @@ from sandfleet_common.subjects import (
     FORK,
     NODE_ACT,
     NODE_CREATE,
+    NODE_DEPART,
+    NODE_DEPARTED,
     NODE_DRAIN,
     NODE_USAGE,
     STORE_QUEUE,
@@ -140,6 +142,8 @@ class NodeService:
         await self._serve(NODE_DRAIN, partial(self._drain_node, node))
         await self._serve(NODE_USAGE, node.usage.top)
         await self._serve(NODE_ACT, node.acting.act)
+        await self._serve(NODE_DEPART, node.moving.depart, within=_CREATE_SECONDS)
+        await self._serve(NODE_DEPARTED, node.moving.departed)
         for subject, handler in Operations(node).table():
             within = _CREATE_SECONDS if subject is FORK else _WITHIN_SECONDS
             await self._serve(subject, handler, within=within)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sandfleet_common import subjects as s
@@ -143,7 +143,8 @@ class Actions:
     ) -> None:
         """End many. That some are gone already, or their node, is no error."""
         ends_at = self._fleet.now() + (within or self._settings.act_seconds)
-        tally = await self._carry_out(Order("stop", reason, ends_at), list(sandbox_ids))
+        homes = {sandbox_id: node_of(sandbox_id) for sandbox_id in sandbox_ids}
+        tally = await self._carry_out(Order("stop", reason, ends_at), homes)
         if tally.failed:
             first = tally.failures[0]
             why = first.failure.message if first.failure else ""
@@ -151,24 +152,24 @@ class Actions:
                 "sandboxes.stop_failed", count=tally.failed, sandbox=first.sandbox_id, error=why
             )
 
-    async def _matching(self, request: SandboxesAct) -> list[str]:
-        """Return the ids of the live sandboxes meant, read a page of records at a time."""
-        found: list[str] = []
+    async def _matching(self, request: SandboxesAct) -> dict[str, str]:
+        """Return the live sandboxes meant with their nodes, read a page of records at a time."""
+        found: dict[str, str] = {}
         after: str | None = None
         while True:
             page = await self._store.list(
                 SandboxList(job_id=request.job_id, labels=request.labels, limit=_PAGE, after=after)
             )
-            found += [info.sandbox_id for info in page.sandboxes]
+            found |= {info.sandbox_id: info.node for info in page.sandboxes}
             after = page.next
             if after is None:
                 return found
 
-    async def _carry_out(self, order: Order, sandbox_ids: Sequence[str]) -> Tally:
+    async def _carry_out(self, order: Order, homes: Mapping[str, str]) -> Tally:
         tally = Tally()
         by_node: dict[str, list[str]] = defaultdict(list)
-        for sandbox_id in sandbox_ids:
-            by_node[node_of(sandbox_id)].append(sandbox_id)
+        for sandbox_id, node in homes.items():
+            by_node[node].append(sandbox_id)
         async with asyncio.TaskGroup() as group:
             for node, ids in by_node.items():
                 batches = chunks(ids, BATCH)

@@ -206,7 +206,9 @@ class Fleet:
         ids = sorted(await self._store.live_on(name))
         for start in range(0, len(ids), _AT_ONCE):
             records = await self._store.get_many(ids[start : start + _AT_ONCE])
-            ended = await self.end_lost([record for record in records if record is not None])
+            # One that has moved meanwhile is not lost with the node that it came from.
+            lost = [record for record in records if record is not None and record.node == name]
+            ended = await self.end_lost(lost)
             await self._tell_jobs(ended)
         # Only now: until then any scheduler that looks begins anew.
         await self._store.forget_node(name)

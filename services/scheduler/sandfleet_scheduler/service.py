@@ -32,6 +32,7 @@ from .fleet import Fleet
 from .jobrun import Means
 from .jobs import Jobs, watch_memory
 from .metrics import SchedulerMetrics
+from .migration import Migration
 from .placement import Placer
 from .records import Recorder
 from .sending import Sender
@@ -62,6 +63,7 @@ class Scheduler:
         self._fleet = Fleet(bus, store, core, settings, metrics, log)
         self._actions = Actions(bus, store, self._fleet, settings, metrics, log)
         sender = Sender(bus, store, self._fleet, self._actions, settings, metrics, log)
+        self._migration = Migration(bus, store, self._fleet, sender, log)
         self._ahead = Ahead(store)
         self._recorder = Recorder(store, log)
         self._placer = Placer(
@@ -109,6 +111,9 @@ class Scheduler:
         self._serving += [
             await bus.serve(
                 s.SANDBOX_CREATE, self._placer.create, queue=queue, within=CREATE_SECONDS
+            ),
+            await bus.serve(
+                s.SANDBOX_MIGRATE, self._migration.migrate, queue=queue, within=CREATE_SECONDS
             ),
             await bus.serve(s.SANDBOX_GET, self._get, queue=queue),
             await bus.serve(

@@ -120,6 +120,11 @@ class SandboxRecords(JobRecords):
                 await pipe.execute()
         return len(ids)
 
+    async def leave_node(self, node: str, sandbox_id: str) -> None:
+        """Take a sandbox that lives on another node now out of a node's index."""
+        with mapped():
+            await cast(Any, self._redis.srem(f"sf:node:{node}:sandboxes", sandbox_id))
+
     async def live_on(self, node: str) -> set[str]:
         """Return the ids that are live on a node, as far as Redis knows."""
         with mapped():
