@@ -36,6 +36,7 @@ from .snapshot import AsyncSnapshots, Kept
 from .transport import Transport
 from .usage import FleetUsage, ask_fleet
 
+LEAST_SECONDS = 1.0
 CREATE_SECONDS = 60.0
 PAGE_SANDBOXES = 1000
 DRAIN_SECONDS = 5.0
@@ -172,16 +173,23 @@ class AsyncClient:
             async with await client.restore(snapshot, SandboxSpec(ttl_seconds=600)) as sandbox:
                 ...
 
-        `spec` says the rest; its environment does not matter.
+        `spec` says the rest; its environment does not matter. User and working directory are
+        those of the sandbox that was kept, its variables are not: they may be secrets.
+
+        One that is not ready yet is waited for, until the deadline.
 
         Raises:
             NotFound: there is no such snapshot.
+            SandfleetError: it failed; says in which phase and why.
             NoCapacity, QuotaExceeded: as `create`.
         """
         reference = snapshot if isinstance(snapshot, str) else snapshot.id
         given = (spec or m.SandboxSpec()).model_dump(exclude_unset=True)
         wanted = m.SandboxSpec.of(**given | {"environment": reference})
-        return await self.create(wanted, deadline=deadline, key=key)
+        began = asyncio.get_running_loop().time()
+        await (await self.snapshots.get(reference)).wait(deadline=deadline)
+        left = deadline - (asyncio.get_running_loop().time() - began)
+        return await self.create(wanted, deadline=max(left, LEAST_SECONDS), key=key)
 
     async def get(self, sandbox_id: str) -> AsyncSandbox:
         """Return a sandbox that exists, or has ended not long ago.

@@ -133,10 +133,14 @@ class Client(Facade[AsyncClient]):
             with client.restore(snapshot, SandboxSpec(ttl_seconds=600)) as sandbox:
                 ...
 
-        `spec` says the rest; its environment does not matter.
+        `spec` says the rest; its environment does not matter. User and working directory are
+        those of the sandbox that was kept, its variables are not: they may be secrets.
+
+        One that is not ready yet is waited for, until the deadline.
 
         Raises:
             NotFound: there is no such snapshot.
+            SandfleetError: it failed; says in which phase and why.
             NoCapacity, QuotaExceeded: as `create`.
         """
         return Sandbox.wrap(

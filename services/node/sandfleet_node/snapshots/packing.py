@@ -21,6 +21,8 @@ from sandfleet_node.layers.image import OPTIONS, forget_build
 from sandfleet_node.programs import run
 
 _MEMORY_BYTES = 4 * 1024**3
+_NAME_MAX = 255
+"""What Linux allows; mkfs.erofs 1.5 cuts the last byte off and then misses the file."""
 _KINDLY = ["nice", "-n", "5", "ionice", "-c2", "-n7"]
 
 
@@ -80,7 +82,7 @@ def _pack(tree: Path, folder: Path, allowance: Allowance, is_stopping: Callable[
             f"packing took longer than {allowance.seconds:g} s (snapshot_pack_seconds)"
         ) from None
     if status != 0:
-        raise _failure(status, said)
+        raise _failure(status, said, tree)
     forget_build(folder / "meta")
 
 
@@ -99,12 +101,25 @@ def _bound(pid: int, allowance: Allowance) -> None:
             return
 
 
-def _failure(status: int, said: str) -> SandfleetError:
+def _failure(status: int, said: str, tree: Path) -> SandfleetError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if status == -signal.SIGXFSZ or "No space left" in said or "File too large" in said:
         return NoCapacity("the node's disk has no room for the layer")
     if status < 0:
         return SandboxFailed(f"mkfs.erofs was ended by {signal.Signals(-status).name}")
+    below = _with_longest_name(tree)
+    if below is not None:
+        return SandboxFailed(
+            f"/{below} has a name of {_NAME_MAX} bytes, one more than mkfs.erofs here can pack"
+        )
     return SandboxFailed(
         f"mkfs.erofs ended with {status}: {lines[-1][-300:] if lines else 'it said nothing'}"
     )
+
+
+def _with_longest_name(tree: Path) -> str | None:
+    """Return a directory, from the root of the tree, with a name as long as any can be."""
+    for here, folders, names in os.walk(os.fsencode(tree)):
+        if any(len(name) == _NAME_MAX for name in (*folders, *names)):
+            return os.path.relpath(here, os.fsencode(tree)).decode(errors="backslashreplace")
+    return None
