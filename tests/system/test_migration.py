@@ -44,6 +44,7 @@ def second(platform: Path) -> Generator[subprocess.Popen[bytes]]:
 @pytest_asyncio.fixture
 async def both(second: object, client: AsyncClient) -> AsyncGenerator[str]:
     """Wait until both nodes are there; give the name of the platform's own."""
+    names: set[str] = set()
     for _ in range(200):
         names = {beat.node for beat in await client.nodes()}
         if SECOND in names and len(names) == 2:

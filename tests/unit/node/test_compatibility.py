@@ -51,7 +51,7 @@ def test_known_facts_are_compared_in_their_own_way(
     name: str, wanted: str, there: str, fits: bool
 ) -> None:
     below = layer(1, LayerKind.BASE, **{name: there})
-    above = layer(2, **{f"built_on_{name}": wanted})
+    above = layer(2, LayerKind.TOOLKIT, **{f"built_on_{name}": wanted})
     assert (warnings([above, below]) == []) is fits
 
 
@@ -75,5 +75,5 @@ def test_a_fact_that_nobody_below_states_is_warned_of() -> None:
 
 
 def test_there_are_never_more_warnings_than_a_person_reads() -> None:
-    many = layer(2, **{f"built_on_x{i}": "1" for i in range(60)})
+    many = layer(2, LayerKind.TOOLKIT, **{f"built_on_x{i}": "1" for i in range(60)})
     assert len(warnings([many, BASE])) == WARNINGS_MAX
