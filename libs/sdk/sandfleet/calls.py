@@ -40,7 +40,15 @@ FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0
 
 HEARD_ONCE = frozenset(
-    subject.pattern for subject in (s.EXEC_SIGNAL, s.FILE_REMOVE, s.FILE_RENAME, s.FUNCTION_CALL)
+    subject.pattern
+    for subject in (
+        s.EXEC_SIGNAL,
+        s.FILE_REMOVE,
+        s.FILE_RENAME,
+        s.FUNCTION_CALL,
+        s.ENVIRONMENT_REMOVE,
+        s.SNAPSHOT_REMOVE,
+    )
 )
 """A second time would not mean the same; a function call would run on another node, too."""
 

@@ -23,12 +23,16 @@ RECORD_SECONDS = 5.0
 
 ACT_SECONDS = 60.0
 """More than a scheduler gives to doing something to thousands of sandboxes."""
+COLLECT_SECONDS = 60.0
+"""What going through a whole store of layers may take."""
 
 
 def held_seconds(body: m.Message) -> float:
     """Return how long the one asked may hold its answer back on purpose."""
     if isinstance(body, m.SandboxesAct):
         return ACT_SECONDS
+    if isinstance(body, m.StoreCollect):
+        return COLLECT_SECONDS
     if isinstance(body, m.FunctionCall):
         return calling.held_seconds(body)
     for name in ("wait_seconds", "deadline_seconds"):
