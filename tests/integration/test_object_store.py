@@ -9,12 +9,13 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from objectserver import ObjectServer, object_server
+from objectserver import BUCKET, ObjectServer, object_server
+from obstore.store import S3Store
 
 from sandfleet_common.errors import BadRequest, Denied, NotFound, Unreachable
 from sandfleet_common.messages import LayerKind
 from sandfleet_node.layers import Store, open_store
-from sandfleet_node.layers.index import CHUNK_BYTES, parse
+from sandfleet_node.layers.index import CHUNK_BYTES, index_of, parse
 from sandfleet_node.layers.objects import PART_BYTES
 
 pytestmark = pytest.mark.integration
@@ -32,6 +33,18 @@ def store(server: ObjectServer, request: pytest.FixtureRequest) -> Store:
     server.start()
     name = str(abs(hash(request.node.name)))
     return open_store(f"{server.url}/{name}", server.endpoint, 5)
+
+
+@pytest.fixture
+def objects(server: ObjectServer, request: pytest.FixtureRequest) -> S3Store:
+    """What lies below the store of the same test."""
+    return S3Store(
+        BUCKET,
+        prefix=f"store/{abs(hash(request.node.name))}",
+        endpoint=server.endpoint,
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
 
 
 def folder(place: Path, size: int) -> Path:
@@ -84,6 +97,35 @@ async def test_an_upload_that_was_cut_off_goes_on(
     for number in range(index.chunks):
         chunk = await store.read(layer.digest, "data", number * CHUNK_BYTES, CHUNK_BYTES)
         assert index.is_chunk(number, chunk)
+
+
+@pytest.mark.parametrize("name", ["meta", "data/00000", "data/00001"])
+async def test_a_damaged_part_of_the_right_size_is_sent_again(
+    store: Store, objects: S3Store, tmp_path: Path, name: str
+) -> None:
+    made = folder(tmp_path / "layer", PART_BYTES + 3 * MIB + 7)
+    meta, data = (made / "meta").read_bytes(), (made / "data").read_bytes()
+    index = index_of(made / "meta", made / "data")
+    size = {"meta": len(meta), "data/00000": PART_BYTES, "data/00001": len(data) - PART_BYTES}
+    place = f"layers/{index.digest.removeprefix('sha256:')}/{name}"
+    await objects.put_async(place, os.urandom(size[name]))
+    layer = await store.add(made, LayerKind.BASE, created_at=1)
+    assert layer.digest == index.digest
+    assert await store.read(layer.digest, "meta", 0, len(meta)) == meta
+    assert await store.read(layer.digest, "data", 0, len(data)) == data
+
+
+async def test_a_part_that_is_there_unharmed_is_not_sent_again(
+    store: Store, objects: S3Store, tmp_path: Path
+) -> None:
+    made = folder(tmp_path / "layer", PART_BYTES + MIB)
+    index = index_of(made / "meta", made / "data")
+    place = f"layers/{index.digest.removeprefix('sha256:')}/data/00000"
+    await objects.put_async(place, (made / "data").read_bytes()[:PART_BYTES])
+    before = (await objects.head_async(place))["last_modified"]
+    await asyncio.sleep(1.1)  # what the server tells has a resolution of a second
+    await store.add(made, LayerKind.BASE, created_at=1)
+    assert (await objects.head_async(place))["last_modified"] == before
 
 
 async def test_two_who_add_the_same_at_once_end_with_one(store: Store, tmp_path: Path) -> None:

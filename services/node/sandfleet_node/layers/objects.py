@@ -4,8 +4,9 @@
     environments/<name>/<version>.json ...                      records, as in a directory
 
 The data of a layer lies in parts of 32 MiB. An upload that was cut off goes on with the parts
-that are missing: an object appears whole or not at all, and its name says which layer's part
-it is. Who reads verifies every chunk against the index, and so against the digest.
+that are missing. One that is there is read and compared with the index before it is trusted: the
+uploader's files, perhaps the only good copy, go when it is done. Who reads verifies every chunk
+against the index, and so against the digest.
 """
 
 from __future__ import annotations
@@ -251,8 +252,8 @@ class ObjectStore:
     ) -> Layer:
         """Upload a folder with `meta` and `data`; the two files are removed when it is done.
 
-        What an earlier try has sent is not sent again. The same bytes, added twice or by two
-        at once, are one layer.
+        What an earlier try has sent, and is there unharmed, is not sent again. The same bytes,
+        added twice or by two at once, are one layer.
 
         Raises:
             Unreachable: the store does not answer; a later try goes on from here.
@@ -291,7 +292,7 @@ class ObjectStore:
         async def send(path: str, file: Path, offset: int, size: int) -> None:
             nonlocal done
             async with gate:
-                if present.get(path) != size:
+                if present.get(path) != size or not await self._is_whole(path, index, offset):
                     await self._put(path, await asyncio.to_thread(_piece, file, offset, size))
             done += size
             if progress is not None:
@@ -307,6 +308,16 @@ class ObjectStore:
         except ExceptionGroup as problems:
             raise problems.exceptions[0] from None
         await self._put(f"{place}/index", index.encode())
+
+    async def _is_whole(self, path: str, index: Index, offset: int) -> bool:
+        """Return whether an object is what the index says; its size is known to be right."""
+        try:
+            content = await self._get(path, path)
+        except NotFound:
+            return False  # removed since it was listed
+        if path.endswith("/meta"):
+            return await asyncio.to_thread(index.is_meta, content)
+        return await asyncio.to_thread(_are_chunks, index, offset, content)
 
     # --------------------------------------------------------------- objects
 
@@ -356,3 +367,13 @@ def _piece(file: Path, offset: int, size: int) -> bytes:
     with file.open("rb") as opened:
         opened.seek(offset)
         return opened.read(size)
+
+
+def _are_chunks(index: Index, offset: int, content: bytes) -> bool:
+    """Return whether bytes from an offset in a layer's data, a multiple of chunks, are its own."""
+    view, first = memoryview(content), offset // index.chunk_bytes
+    starts = range(0, len(view), index.chunk_bytes)
+    return all(
+        index.is_chunk(first + number, view[at : at + index.chunk_bytes])
+        for number, at in enumerate(starts)
+    )
