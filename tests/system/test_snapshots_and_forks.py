@@ -96,6 +96,9 @@ async def test_a_failed_snapshot_says_why_and_is_on_record(client: AsyncClient, 
             assert (snapshot.state, snapshot.info_now.name) == (SnapshotState.FAILED, name)
             with pytest.raises(SandboxFailed, match="255 bytes"):
                 await client.restore(snapshot)
+            # Whoever names it without looking first is not kept waiting for it either.
+            with pytest.raises(NotFound, match=r"failed.*255 bytes"):
+                await client.create(SandboxSpec(environment=snapshot.id))
         else:
             async with await client.restore(snapshot) as other:
                 assert await said(other, "ls /srv/deep | wc -c") == "256\n"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -49,6 +50,11 @@ async def test_a_platform_comes_up_works_and_leaves_nothing(place: Path) -> None
     endpoints = local.up(place, progress=ignore)
     assert local.find(place) == endpoints
     assert set(conditions(place).values()) == {"ready"}
+    ports = {part.name: part.port for part in local.status(place) if part.port is not None}
+    addresses = {"nats": endpoints.nats, "redis": endpoints.redis, "gateway": endpoints.gateway}
+    assert ports == {name: urlsplit(address).port for name, address in addresses.items()}
+    metrics = {part.name: part.metrics_port for part in local.status(place)}
+    assert metrics == {name: endpoints.metrics.get(name) for name in metrics}
     assert stat.S_IMODE((place / "run" / "endpoints.json").stat().st_mode) == 0o600
     async with AsyncClient.connect(state=place) as client:
         left = await client.create()  # and not stopped: down ends it

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
 import click
 from rich.console import Console
+from rich.status import Status
 from rich.tree import Tree
 
 from sandfleet.client import AsyncClient
-from sandfleet_common.messages import SnapshotInfo, SnapshotsRemoved
+from sandfleet.snapshot import AsyncSnapshot
+from sandfleet_common.messages import SnapshotInfo, SnapshotsRemoved, SnapshotState
 
 from . import options, session, terminal, text
+
+LOOK_SECONDS = 0.2
+"""Between two looks at a snapshot that somebody watches."""
 
 
 @click.group(cls=session.TaughtGroup)
@@ -49,12 +55,12 @@ async def create_snapshot(
       sandfleet snapshot create 7k2m9qzx --name before-tests --label run=7
     """
     found = await session.resolve(client, sandbox)
-    taking = found.snapshot(name=name, labels=dict(label), scrub=not no_scrub, wait=not no_wait)
-    if terminal.is_terminal(2) and not no_wait:
-        with Console(stderr=True).status(f"packing what {text.short_id(found.id)} has written"):
-            taken = await taking
-    else:
-        taken = await taking
+    is_watched = terminal.is_terminal(2) and not no_wait
+    taken = await found.snapshot(
+        name=name, labels=dict(label), scrub=not no_scrub, wait=not no_wait and not is_watched
+    )
+    if is_watched:
+        await _watch(taken, text.short_id(found.id))
     info = taken.info_now
     if as_json:
         return session.show_json(info)
@@ -64,6 +70,25 @@ async def create_snapshot(
         more = f" and {len(info.scrubbed) - 5} more" if len(info.scrubbed) > 5 else ""
         session.tell(f"left out: {some}{more}")
     return None
+
+
+async def _watch(taken: AsyncSnapshot, of: str) -> None:
+    """Show how far a snapshot is until it is over.
+
+    Raises:
+        SandfleetError: it failed.
+    """
+    with _waiting("") as shown:
+        while taken.state in (SnapshotState.PACKING, SnapshotState.STORING):
+            shown.update(f"{taken.state} what {of} has written")
+            await asyncio.sleep(LOOK_SECONDS)
+            await taken.info()
+    await taken.wait()
+
+
+def _waiting(what: str) -> Status:
+    """Return a block that shows on a terminal what is waited for."""
+    return Console(stderr=True, quiet=not terminal.is_terminal(2)).status(what)
 
 
 @click.command("list", cls=session.Taught)
@@ -231,7 +256,8 @@ async def fork(
     """
     parent = await session.resolve(client, sandbox)
     labels = dict(label) if label else None
-    made = await parent.fork(count, labels=labels, ttl_seconds=ttl)
+    with _waiting(f"forking {text.short_id(parent.id)}"):
+        made = await parent.fork(count, labels=labels, ttl_seconds=ttl)
     if as_json:
         session.show_json(made.outcomes)
     else:
@@ -263,7 +289,8 @@ async def migrate(
     sandfleet migrate 7k2m9qzx --to node2
     """
     found = await session.resolve(client, sandbox)
-    info = await found.migrate(node, deadline=deadline)
+    with _waiting(f"moving {text.short_id(found.id)}"):
+        info = await found.migrate(node, deadline=deadline)
     if as_json:
         return session.show_json(info)
     click.echo(f"{info.sandbox_id} is on {info.node}")

@@ -149,7 +149,8 @@ class Catalog:
         """Return what a reference stands for; many who ask at once share one look.
 
         Raises:
-            NotFound: there is no such environment or snapshot; the message says which there are.
+            NotFound: there is no such environment or snapshot, or it failed; says which there
+                are, or why.
             Conflict: the snapshot is not ready.
             Unreachable: the store does not answer, and this was not known.
         """
@@ -255,6 +256,9 @@ class Catalog:
                 info = SnapshotInfo.model_validate_json(content)
             except ValidationError:
                 raise Broken(f"the record of snapshot {snapshot_id} is damaged") from None
+        if info.state is SnapshotState.FAILED:
+            why = "" if info.failure is None else f": {info.failure.message}"
+            raise NotFound(f"snapshot {snapshot_id} failed{why}")
         if info.state is not SnapshotState.READY:
             raise Conflict(f"snapshot {snapshot_id} is not ready, it is {info.state}")
         return Resolved(snapshot_id, tuple(info.layers), info.env, info.user, info.workdir)
