@@ -1,6 +1,5 @@
 #!/bin/sh
-# Type-checks and compiles, runs the tests, and bundles.
+# Type-checks and compiles, and runs the tests.
 set -e
-npx --no-install tsc
+./node_modules/.bin/tsc
 node --test out/
-npx --no-install webpack --mode production --target node18 --entry ./out/model.js --output-path bundle
