@@ -36,8 +36,12 @@ def platform(state: Path) -> Generator[Path]:
 
 
 def _forget_built(state: Path) -> None:
-    """Forget the environments that tests have built, as the store outlives the platform."""
+    """Forget what tests have built and kept, as the store outlives the platform."""
     with Client(state=state) as client:
+        own = {beat.node for beat in client.nodes()}
+        for snapshot in list(client.snapshots.list()):
+            if snapshot.info_now.node in own:
+                snapshot.remove()
         for prefix in ("test-", "image-127.0.0.1-"):
             for environment in client.environments.list(prefix=prefix):
                 client.environments.remove(environment.name)

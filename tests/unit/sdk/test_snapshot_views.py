@@ -45,6 +45,11 @@ def test_a_name_and_an_environment_stand_behind_the_id() -> None:
     assert line.split() == [identity(1), "before", "debian:12.1"]
 
 
+def test_one_that_is_not_ready_says_so_and_none_steers_the_terminal() -> None:
+    failed = snapshot(1, state=m.SnapshotState.FAILED, environment="a\x1b[2J[red]")
+    assert lines(failed) == [f"{identity(1)}  a\\x1b[2J[red]  (failed)"]
+
+
 def test_a_circle_of_parents_does_not_hang() -> None:
     # Nobody can make one; a damaged store must not stop the listing of the others.
     assert lines(snapshot(1, 2), snapshot(2, 1), snapshot(3)) == [identity(3)]

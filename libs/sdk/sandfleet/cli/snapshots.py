@@ -19,6 +19,8 @@ from . import options, session, terminal, text
 
 LOOK_SECONDS = 0.2
 """Between two looks at a snapshot that somebody watches."""
+PIPE_WIDTH = 10_000
+"""No line of a tree is broken for a program that reads it."""
 
 
 @click.group(cls=session.TaughtGroup)
@@ -154,7 +156,8 @@ async def tree_of_snapshots(client: AsyncClient, *, as_json: bool) -> None:
     infos = [one.info_now async for one in client.snapshots.list()]
     if as_json:
         return session.show_json(infos)
-    console = Console(highlight=False, markup=False)
+    width = None if terminal.is_terminal(1) else PIPE_WIDTH
+    console = Console(highlight=False, markup=False, width=width)
     for root in grown(infos):
         console.print(root)
     return None
@@ -172,12 +175,17 @@ def grown(infos: Sequence[SnapshotInfo]) -> list[Tree]:
     rising: list[tuple[SnapshotInfo, Tree | None]] = [(i, None) for i in children.get(None, [])]
     while rising:
         info, below = rising.pop(0)
-        label = f"{info.snapshot_id}  {info.name or ''}  {info.environment}".rstrip()
+        words = (info.snapshot_id, info.name or "", info.environment, _unready(info))
+        label = text.safe_line("  ".join(word for word in words if word))
         node = Tree(label) if below is None else below.add(label)
         if below is None:
             trees.append(node)
         rising += [(child, node) for child in children.get(info.snapshot_id, [])]
     return trees
+
+
+def _unready(info: SnapshotInfo) -> str:
+    return "" if info.state is SnapshotState.READY else f"({info.state})"
 
 
 @click.command("name", cls=session.Taught)
