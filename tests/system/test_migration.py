@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from servers import free_port
 
-from sandfleet import AsyncClient, NotFound, SandboxSpec
+from sandfleet import AsyncClient, Client, NotFound, SandboxSpec
 from sandfleet.local.configuration import environment
 from sandfleet.local.layout import Layout
 from sandfleet_common.states import State
@@ -35,6 +35,10 @@ def second(platform: Path) -> Generator[subprocess.Popen[bytes]]:
     with (platform / "second.log").open("wb") as log:
         node = subprocess.Popen(argv, env=variables, stdout=log, stderr=log)
     yield node
+    with Client(state=platform) as client:
+        for snapshot in client.snapshots.list():
+            if snapshot.info_now.node == SECOND:
+                snapshot.remove()
     node.terminate()
     node.wait(30)
     clean = [sys.executable, "-m", "sandfleet_node", "clean"]

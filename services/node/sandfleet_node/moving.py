@@ -64,6 +64,13 @@ class _Leaving:
     departure: asyncio.Task[m.Departure] | None = None
 
 
+def _snapshot_of(leaving: _Leaving) -> str | None:
+    task = leaving.departure
+    if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    return task.result().snapshot.snapshot_id
+
+
 class Moving:
     """Lets sandboxes leave. `run` settles moves of which nobody tells the end."""
 
@@ -77,6 +84,7 @@ class Moving:
         places: Places,
         store: Store,
         take: Take,
+        forget: Callable[[str], Awaitable[None]],
         log: Logger,
     ) -> None:
         self._node = node
@@ -87,6 +95,7 @@ class Moving:
         self._places = places
         self._store = store
         self._take = take
+        self._forget = forget
         self._log = log
         self._leaving: dict[str, _Leaving] = {}
 
@@ -172,19 +181,38 @@ class Moving:
         if leaving is None:
             return
         self._path(sandbox).unlink(missing_ok=True)
+        await self._drop(_snapshot_of(leaving))
         if leaving.was is State.RUNNING and sandbox.ending is None:
             await self._pausing.resume(sandbox)
         self._log.info("sandbox.stays", sandbox=sandbox.id)
 
     async def leave(self, sandbox: Sandbox, node: str) -> None:
         """End a sandbox that lives elsewhere now, without a word to anybody."""
+        packed = self._packed(sandbox.id)
         sandbox.is_silent = True
         with contextlib.suppress(OSError):
             self._path(sandbox).write_text(f"{_LEFT}{node}")
         reason = f"it moved to node {node}"
         await self._ending.end(sandbox, State.STOPPED, reason, Origin.PLATFORM)
         self._sandboxes.remember_moved(sandbox, node)
+        await self._drop(packed)
         self._log.info("sandbox.moved", sandbox=sandbox.id, to=node)
+
+    def _packed(self, sandbox_id: str) -> str | None:
+        leaving = self._leaving.get(sandbox_id)
+        return None if leaving is None else _snapshot_of(leaving)
+
+    async def _drop(self, snapshot_id: str | None) -> None:
+        """Forget the snapshot of a move: it has what scrubbing leaves out, and nobody asked for it.
+
+        The node that has the sandbox now holds the layers by its lease.
+        """
+        if snapshot_id is None:
+            return
+        try:
+            await self._forget(snapshot_id)
+        except SandfleetError as problem:
+            self._log.warning("move.snapshot_left", snapshot=snapshot_id, error=problem.message)
 
     # ------------------------------------------------------------------ settle
 

@@ -221,7 +221,7 @@ class Node:
         )  # fmt: skip
         self.moving = Moving(
             settings.name, settings.departure_seconds, self.sandboxes, self.pausing, self.ending,
-            self.places, store, self.snapshots.take, log,
+            self.places, store, self.snapshots.take, self._forget_snapshot, log,
         )  # fmt: skip
         self.ending.on_end.append(self.moving.forget)
         self.functions = FunctionCalls(
@@ -437,6 +437,10 @@ class Node:
     async def _reopen(self) -> None:
         found = await self.keeper.reopen(self.listeners)
         await self.storeroom.refresh(found.prepared)
+
+    async def _forget_snapshot(self, snapshot_id: str) -> None:
+        await self.layers.remove_record("snapshots", snapshot_id)
+        self.catalog.forget(snapshot_id)
 
     def _on_outdated(self, infos: list[SandboxInfo]) -> None:
         self.tasks.start(self._end_given_up(infos), "outdated records")

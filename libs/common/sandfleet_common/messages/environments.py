@@ -5,12 +5,21 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from sandfleet_common.states import State
 
 from .base import Failure, Message, Request
-from .sandboxes import EnvVars, Labels, Outcome, Resources, SandboxInfo, SandboxSpec, Text
+from .sandboxes import (
+    EnvVars,
+    Labels,
+    Outcome,
+    Resources,
+    SandboxInfo,
+    SandboxSpec,
+    Text,
+    users_labels,
+)
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -260,11 +269,14 @@ class SnapshotsRemoved(Message):
     snapshot_ids: list[str]
 
 
+UserLabels = Annotated[Labels, AfterValidator(users_labels)]
+
+
 class ForkChanges(Message):
     """In what children differ from their parent; what is not given is as the parent's spec."""
 
     env: EnvVars | None = None
-    labels: Labels | None = None
+    labels: UserLabels | None = None
     resources: Resources | None = None
     ttl_seconds: float | None = Field(default=None, gt=0, le=30 * 86400)
     idle_seconds: float | None = Field(default=None, gt=0, le=30 * 86400)

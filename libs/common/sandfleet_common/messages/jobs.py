@@ -9,7 +9,7 @@ from pydantic import Field
 from sandfleet_common.ids import new_job_id
 
 from .base import Message, Request
-from .sandboxes import Labels, SandboxInfo, SandboxSpec
+from .sandboxes import Labels, SandboxInfo, SandboxSpec, UserSpec
 
 
 class JobState(StrEnum):
@@ -26,7 +26,7 @@ class JobSubmit(Request):
 
     job_id: str = Field(default_factory=new_job_id, pattern=r"^[A-Za-z0-9_-]{1,64}$")
     count: int = Field(gt=0, le=100_000)
-    spec: SandboxSpec = SandboxSpec()
+    spec: UserSpec = SandboxSpec()
     deadline_seconds: float = Field(default=120, gt=0, le=86_400)
     """Slots not ready by then fail with no_capacity."""
     labels: Labels = Field(default_factory=dict)

@@ -100,6 +100,28 @@ class SandboxSpec(Message):
     labels: Labels = Field(default_factory=dict)
 
 
+RESERVED = "sandfleet."
+"""What labels of the platform begin with; users may set none but those of builds."""
+BUILD_LABEL = "sandfleet.build"
+
+
+def users_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Return labels that a user gave, if the platform's own are not among them."""
+    for name in labels:
+        if name.startswith(RESERVED) and name != BUILD_LABEL:
+            raise ValueError(f"the label {name[:40]!r} is the platform's own")
+    return labels
+
+
+def _users_spec(spec: SandboxSpec) -> SandboxSpec:
+    users_labels(spec.labels)
+    return spec
+
+
+UserSpec = Annotated[SandboxSpec, AfterValidator(_users_spec)]
+"""A spec as users may give it."""
+
+
 class SandboxInfo(Message):
     """All that is known of one sandbox."""
 
@@ -135,7 +157,7 @@ class SandboxInfo(Message):
 class SandboxCreate(Request):
     """Ask for one sandbox."""
 
-    spec: SandboxSpec = SandboxSpec()
+    spec: UserSpec = SandboxSpec()
     key: str | None = Field(default=None, max_length=128)
     """Idempotency: the same key again gives the same sandbox."""
     deadline_seconds: float = Field(default=60, gt=0, le=3600)

@@ -5,6 +5,7 @@ They are run, not imported: the SDK does not depend on the services.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -69,13 +70,16 @@ def demand_fit(findings: Mapping[str, Finding]) -> None:
         )
 
 
-def build_base(layout: Layout, progress: Callable[[str], None]) -> None:
-    """Build the base layer if there is none.
+def build_base(
+    layout: Layout, findings: Mapping[str, Finding], progress: Callable[[str], None]
+) -> None:
+    """Build the base layer if the doctor found none; one that lies in another store is not ours.
 
     Raises:
         Unreachable: it could not be built.
     """
-    if any((layout.layers / "environments" / "debian").glob("[0-9]*.json")):
+    found = findings.get("base-layer")
+    if (found is not None and found.status == "ok") or os.environ.get("SANDFLEET_NODE_STORE_URL"):
         return
     argv = [sys.executable, "-P", "-m", "sandfleet_node.layers", "build-base"]
     with subprocess.Popen(

@@ -46,7 +46,7 @@ def up(state: Path, *, progress: Progress, build: bool = True) -> Endpoints:
         findings = host.examine(layout)
         host.demand_fit(findings)
         if build:
-            host.build_base(layout, progress)
+            host.build_base(layout, findings, progress)
         return _start(layout, _wanted(findings, progress), progress)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandfleet_common.errors import NotFound
+from sandfleet_common.errors import Broken, NotFound
 from sandfleet_common.logs import Logger
 from sandfleet_node.config import NodeSettings
 from sandfleet_node.layers import Catalog, DirectoryStore
@@ -90,7 +90,7 @@ def base_layer(host: Host) -> Check:
     store = DirectoryStore(host.state / "layers")
     try:
         environment, size = asyncio.run(_base(store))
-    except NotFound:
+    except (NotFound, Broken):  # none, or one of an earlier format
         tools = [n for n in ("debootstrap", "mkfs.erofs") if shutil.which(n) is None]
         found = "not built" + (f", and {' and '.join(tools)} not installed" if tools else "")
         build = f"{sys.executable} -m sandfleet_node.layers build-base --state {host.state}"
