@@ -28,7 +28,7 @@ def add_tree(store: DirectoryStore, tree: Path, kind: LayerKind = LayerKind.BASE
     """Pack a tree into a layer of a store; the tree goes."""
     folder = store.temporary("image")
     folder.mkdir(parents=True)
-    pack(tree, folder)
+    pack(tree, folder, keep_times=False)
     shutil.rmtree(tree)
     layer = finish(store.add(folder, kind, created_at=time.time()))
     folder.rmdir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
@@ -26,7 +28,8 @@ def tiny_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def house(servers: Servers, tmp_path: Path, tiny_layers: Path, log: Logger) -> Generator[NodeHouse]:
     """Return a place for a node; everything of it is removed after the test."""
-    (tmp_path / "layers").symlink_to(tiny_layers)
+    # A copy, for tests write into it; the layers themselves are never written.
+    shutil.copytree(tiny_layers, tmp_path / "layers", symlinks=True, copy_function=os.link)
     house = NodeHouse(servers, tmp_path, log)
     yield house
     house.clean()

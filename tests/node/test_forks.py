@@ -173,10 +173,10 @@ async def test_the_next_service_knows_what_children_stand_on(house: NodeHouse) -
 
 
 async def test_a_grandchilds_snapshot_is_whole_on_another_node(
-    house: NodeHouse, servers: Servers, tmp_path: Path, tiny_layers: Path, log: Logger
+    house: NodeHouse, servers: Servers, tmp_path: Path, log: Logger
 ) -> None:
     (tmp_path / "second").mkdir()
-    (tmp_path / "second" / "layers").symlink_to(tiny_layers)
+    (tmp_path / "second" / "layers").symlink_to(tmp_path / "layers")
     second = NodeHouse(servers, tmp_path / "second", log)
     try:
         async with house.running() as here, second.running() as there:

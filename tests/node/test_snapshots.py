@@ -396,10 +396,10 @@ async def test_a_node_that_is_killed_while_packing_says_so_afterwards(house: Nod
 
 
 async def test_another_node_restores_from_the_store_they_share(
-    house: NodeHouse, servers: Servers, tmp_path: Path, tiny_layers: Path, log: Logger
+    house: NodeHouse, servers: Servers, tmp_path: Path, log: Logger
 ) -> None:
     (tmp_path / "second").mkdir()
-    (tmp_path / "second" / "layers").symlink_to(tiny_layers)
+    (tmp_path / "second" / "layers").symlink_to(tmp_path / "layers")
     second = NodeHouse(servers, tmp_path / "second", log)
     try:
         async with house.running() as here, second.running() as there:
