@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -253,7 +254,7 @@ async def test_idle_sandboxes_end(house: NodeHouse) -> None:
 
 
 async def test_a_new_version_of_the_environment_is_used(house: NodeHouse, tmp_path: Path) -> None:
-    (tmp_path / "layers").unlink()
+    shutil.rmtree(tmp_path / "layers")
     store = python_layers(tmp_path / "layers")
     async with house.running() as node:
         before = await call(node, "1")
@@ -269,7 +270,7 @@ async def test_a_new_version_of_the_environment_is_used(house: NodeHouse, tmp_pa
 async def test_of_more_environments_than_are_followed_all_calls_are_heard_once(
     house: NodeHouse, tmp_path: Path
 ) -> None:
-    (tmp_path / "layers").unlink()
+    shutil.rmtree(tmp_path / "layers")
     store = python_layers(tmp_path / "layers")
     async with house.running() as node:
         base = resolve(store, PYTHON)
