@@ -103,6 +103,10 @@ def _offered(
 
 async def _environments(client: AsyncClient, incomplete: str) -> list[CompletionItem]:
     prefix, colon, _ = incomplete.partition(":")
+    nodes = await client.nodes()
+    if not colon and all(node.environments_complete for node in nodes):
+        told = sorted({name for node in nodes for name in node.environments})
+        return [CompletionItem(name) for name in told if name.startswith(incomplete)]
     found = client.environments.list(prefix=prefix, versions=bool(colon))
     names = [f"{e.name}:{e.version}" if colon else e.name async for e in found]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
